@@ -26,8 +26,8 @@ from starlette.routing import Route
 
 from headrace.admin.sources import MetricSources
 from headrace.clock import Clock
+from headrace.log_pace import LogPace
 from headrace.net.http import HttpCounters, Receive, Scope, Send
-from headrace.net.log_pace import LogPace
 
 if TYPE_CHECKING:
     from headrace.admin.metrics import MetricsReport

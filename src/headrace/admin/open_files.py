@@ -11,7 +11,7 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
-from headrace.net.log_pace import LogPace
+from headrace.log_pace import LogPace
 
 if TYPE_CHECKING:
     from headrace.clock import Clock

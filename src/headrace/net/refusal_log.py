@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import MEMORY_REMEDY
-from headrace.net.log_pace import LogPace
+from headrace.log_pace import LogPace
 
 if TYPE_CHECKING:
     from headrace.clock import Clock

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
 from headrace.errors import NoThreadError
-from headrace.net.log_pace import LogPace
+from headrace.log_pace import LogPace
 
 if TYPE_CHECKING:
     from headrace.clock import Clock

@@ -43,9 +43,9 @@ from headrace.errors import (
     TopicNotFoundError,
     row_of,
 )
+from headrace.log_pace import LogPace
 from headrace.net.address import born_of, format_address, peer_of
 from headrace.net.http import BodyReader, HttpCounters, HttpLimits, Receive, Scope, Send
-from headrace.net.log_pace import LogPace
 from headrace.nsq import mpub
 from headrace.nsq.config_options import ConfigOptions
 from headrace.nsq.http_request import (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from headrace.broker.access import Action
 from headrace.errors import AccessDeniedError
 from headrace.format.names import TRACE_TOPIC
-from headrace.net.log_pace import LogPace
+from headrace.log_pace import LogPace
 from headrace.remoting.bodies import read_object, read_outline
 from headrace.remoting.codes import RequestCode, request_name
 from headrace.remoting.reply import RequestRefusedError

@@ -10,7 +10,7 @@ import pytest
 from headrace.broker.access import AccessRules, parse_rules
 from headrace.clock import ManualClock
 from headrace.errors import AccessDeniedError
-from headrace.net.log_pace import INTERVAL_MS
+from headrace.log_pace import INTERVAL_MS
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.guard import BROKER_NEEDS, REGISTRY_NEEDS, Guard
 from headrace.remoting.signature import signed_ext

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.clock import ManualClock
-from headrace.net.log_pace import INTERVAL_MS, MAX_KNOWN, LogPace
+from headrace.log_pace import INTERVAL_MS, MAX_KNOWN, LogPace
 
 
 def test_each_thing_has_a_line_a_minute() -> None:
