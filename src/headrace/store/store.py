@@ -45,6 +45,7 @@ from headrace.format.lock_file import release_lock, require_in_place
 from headrace.format.names import SCHEDULE_TOPIC, topic_directory
 from headrace.format.side_file import sync_folder
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, Histogram
+from headrace.log_pace import LogPace
 from headrace.settings import StoreSettings
 from headrace.store.boot_note import BootNote
 from headrace.store.checkpoint import Checkpoints
@@ -77,7 +78,6 @@ _LARGE_FLUSH_BYTES = 4 << 20
 """Bytes from which on it never does: that it is a flush of its own is little of what it costs."""
 
 _DURABLE_MARK_LAG_MS = 1000
-_ERROR_NAMED_MS = 60_000
 _READ_AGAIN_MS = 1000
 _LOOK_AT_PLACE_MS = 1000
 _GONE = "put it back; where it is gone for good restart, the start steps over what it held"
@@ -125,10 +125,7 @@ class Store:
         self.gate = Gate()
         self.failure: StoreError | None = None
         self.last_write_error: str = ""
-        self._write_error_named_until_ms = 0
-        self._read_error_named_until_ms = 0
-        self._mark_error_named_until_ms = 0
-        self._place_error_named_until_ms = 0
+        self._pace = LogPace(clock)
         self._look_at_place_ms = 0
         self._read_again_ms: int | None = None  # when those who met a file that could not be read try again
         self.notify: Callable[[Callable[[], None]], object] = lambda call: call()
@@ -367,10 +364,8 @@ class Store:
 
     def _note_write_error(self, text: str) -> None:
         # Where only large batches are refused, small ones are taken in between.
-        now_ms = self.clock.monotonic_ms()
-        if not self.last_write_error and now_ms >= self._write_error_named_until_ms:
+        if not self.last_write_error and self._pace.is_due("write"):
             logger.error("write refused error=%s", text)
-            self._write_error_named_until_ms = now_ms + _ERROR_NAMED_MS
         self.last_write_error = text
 
     @property
@@ -472,13 +467,11 @@ class Store:
             self.mark.note(target)
         except OSError as error:
             self.counters.mark_write_errors += 1
-            now_ms = self.clock.monotonic_ms()
-            if now_ms >= self._mark_error_named_until_ms:
+            if self._pace.is_due("mark"):
                 logger.error(
                     "durable mark not written, tried again with the next flush path=%s error=%s remedy=%s",
                     error.filename, error.strerror, remedy_for(error),
                 )  # fmt: skip
-                self._mark_error_named_until_ms = now_ms + _ERROR_NAMED_MS
 
     def flush(self) -> None:
         """Make everything durable before returning. Blocks: for tools, tests and the end."""
@@ -522,13 +515,11 @@ class Store:
         except ReplacedFolderError:
             self._fail(ReplacedStoreError(self.directory.root))
         except OSError as error:
-            now_ms = self.clock.monotonic_ms()
-            if now_ms >= self._place_error_named_until_ms:
+            if self._pace.is_due("place"):
                 logger.error(
                     "data directory not found, looked for again path=%s error=%s remedy=put it back, or restart the "
                     "broker with --data-dir where it is now", self.directory.root, error.strerror,
                 )  # fmt: skip
-                self._place_error_named_until_ms = now_ms + _ERROR_NAMED_MS
 
     @property
     def is_replaced(self) -> bool:
@@ -583,18 +574,16 @@ class Store:
 
     def _note_unreadable(self, error: OSError) -> None:
         """Have those who cannot go on without a file try again: descriptors and memory are given back, disks mended."""
-        now_ms = self.clock.monotonic_ms()
         self.counters.read_errors += 1
         if self._read_again_ms is None:
-            self._read_again_ms = now_ms + _READ_AGAIN_MS
-        if now_ms >= self._read_error_named_until_ms:
+            self._read_again_ms = self.clock.monotonic_ms() + _READ_AGAIN_MS
+        if self._pace.is_due("read"):
             logger.error(
                 "messages not read, tried again path=%s error=%s remedy=%s",
                 error.filename,
                 error.strerror,
                 _GONE if error.errno == errno.ENOENT else remedy_for(error),
             )
-            self._read_error_named_until_ms = now_ms + _ERROR_NAMED_MS
 
     def _shut_executors(self) -> None:
         """End the store's threads; what they were given is done, but for reads that nobody waits for any more."""
