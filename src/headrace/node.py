@@ -199,7 +199,7 @@ class Node:
         store, broker = self.store, self.broker
         store.notify = loop.call_soon_threadsafe
         store.call_soon = loop.call_soon
-        loop.add_reader(store.flusher.done_read, store.finish_flush)
+        loop.add_reader(store.commits.flusher.done_read, store.finish_flush)
         broker.on_work = self._work_came
         started_at_ms = self.clock.now_ms()
         self.clock.begin()
@@ -364,9 +364,9 @@ class Node:
         self._lag.stop()
         if self._tick_handle is not None:
             self._tick_handle.cancel()
-        self._loop.remove_reader(self.store.flusher.done_read)
+        self._loop.remove_reader(self.store.commits.flusher.done_read)
         # The loop has made the pipe non-blocking; the last flushes are waited for.
-        os.set_blocking(self.store.flusher.done_read, True)
+        os.set_blocking(self.store.commits.flusher.done_read, True)
         self.store.notify = _drop_call
         self.store.call_soon = _drop_call
         try:

@@ -181,10 +181,10 @@ def test_a_failed_flush_of_the_older_segment_is_not_healed_by_the_newer(folder: 
         rig.append(b"z" * 3000)
     told: list[object] = []
     rig.store.gate.wait(rig.store.log.end_offset, told.append)
-    rig.store.flusher.close()
-    rig.store.flusher = FailingFlusher([5, 0])  # type: ignore[assignment]
+    rig.store.commits.flusher.close()
+    rig.store.commits.flusher = FailingFlusher([5, 0])  # type: ignore[assignment]
     rig.store.request_flush()
-    while rig.store.flusher.requests:  # type: ignore[attr-defined]
+    while rig.store.commits.flusher.requests:  # type: ignore[attr-defined]
         rig.store.finish_flush()
     assert isinstance(rig.store.failure, FlushError)
     assert [type(answer) for answer in told] == [FlushError]

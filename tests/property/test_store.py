@@ -96,7 +96,7 @@ class StoreMachine(RuleBasedStateMachine):
     def tick(self, ms: int) -> None:
         self.bench.clock.advance_ms(ms)
         self.bench.store.tick()
-        while self.bench.store._in_flush:
+        while self.bench.store.commits._in_flight:
             self.bench.store.finish_flush()
         if self.bench.store.checkpoints.job is not None:
             self.bench.store.checkpoints.job.result()

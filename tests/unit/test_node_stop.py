@@ -54,7 +54,8 @@ class Stopped:
             begin_stop=lambda: self.order.append("consumers go"), close=lambda: self.order.append("broker")
         )
         node.store = SimpleNamespace(
-            flusher=SimpleNamespace(done_read=done_read), close=lambda: self.order.append("store")
+            commits=SimpleNamespace(flusher=SimpleNamespace(done_read=done_read)),
+            close=lambda: self.order.append("store"),
         )
         try:
             await node.stop()

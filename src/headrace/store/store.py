@@ -4,24 +4,16 @@ Threads: everything here runs on the event loop but for fdatasync (``Flusher``) 
 (making the next segment, syncing views for a checkpoint, reading ahead). Those report through ``notify``, which the
 composition root sets to the loop's call_soon_threadsafe, as ``call_soon`` to that. Without a loop both call at once.
 
-Group commit: ``request_flush`` starts an fdatasync unless one runs; what is appended meanwhile goes with the next one,
-which the flusher begins by itself: the loop may be in the middle of a turn, reading one socket after the other. A flush
-smaller than the last two were on average is asked for at the end of a turn: of many publishers, one that wakes the
-flusher at once would have it sync that batch alone, and each flush costs as much as some hundred messages. So
-publishers that wait for their answers fall into two parts of one size: the loop takes those of one while the disk has
-the other's.
-When a flush returns, its target becomes the durable offset, entries below it become visible, and whoever waits in the
-gate is told. A failed fdatasync stops writes for good: the kernel may have dropped the dirty pages, so trying again
-would only pretend. So does another directory in the place of the store's (``look_at_place``): the next segment would be
-made there. What goes by path in between is refused by ``require_in_place``.
+When a flush returns (``group_commit``), its target becomes the durable offset, entries below it become visible, and
+whoever waits in the gate is told. A failed fdatasync stops writes for good: the kernel may have dropped the dirty
+pages, so trying again would only pretend. So does another directory in the place of the store's (``look_at_place``):
+the next segment would be made there. What goes by path in between is refused by ``require_in_place``.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import resource
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -49,12 +41,13 @@ from headrace.log_pace import LogPace
 from headrace.settings import StoreSettings
 from headrace.store.boot_note import BootNote
 from headrace.store.checkpoint import Checkpoints
+from headrace.store.cold_reads import ColdReads
 from headrace.store.commit_log import CommitLog
 from headrace.store.consume_queue import ConsumeQueue, QueueFiles
 from headrace.store.directory import Identity, StoreDirectory
 from headrace.store.durable_mark import DurableMark
-from headrace.store.flusher import Flusher
 from headrace.store.gate import Gate
+from headrace.store.group_commit import GroupCommit
 from headrace.store.index_folder import IndexFolder
 from headrace.store.key_query import KeyMatches, KeyQuery, KeySearch
 from headrace.store.opening import Opening, RecoveryReport, find_missing, remove_unfinished_segment
@@ -72,15 +65,8 @@ _WRITE_QUEUE_AT = 4096
 _MAX_NAMED_DAMAGE = 10_000
 """Damaged records that are named one by one in the log of events."""
 
-_SMALL_FLUSH_BYTES = 32 << 10
-"""Bytes up to which a flush always waits for what else the loop's turn brings."""
-_LARGE_FLUSH_BYTES = 4 << 20
-"""Bytes from which on it never does: that it is a flush of its own is little of what it costs."""
-
 _DURABLE_MARK_LAG_MS = 1000
-_READ_AGAIN_MS = 1000
 _LOOK_AT_PLACE_MS = 1000
-_GONE = "put it back; where it is gone for good restart, the start steps over what it held"
 _DURABLE_MARK_LAG_BYTES = 64 << 20
 
 
@@ -127,7 +113,6 @@ class Store:
         self.last_write_error: str = ""
         self._pace = LogPace(clock)
         self._look_at_place_ms = 0
-        self._read_again_ms: int | None = None  # when those who met a file that could not be read try again
         self.notify: Callable[[Callable[[], None]], object] = lambda call: call()
         self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
         self.on_durable: Callable[[list[ConsumeQueue]], None] = lambda grown_queues: None
@@ -135,8 +120,10 @@ class Store:
         self.recovery: RecoveryReport
         self.log: CommitLog
         self.checkpoints: Checkpoints
+        self.commits: GroupCommit
         self.index: IndexFolder
         self.store_id: str
+        self._cold_reads: ColdReads
         self._supply: SegmentSupply
         self.epochs = Epochs()
         self._holes: list[Hole] = []
@@ -144,17 +131,8 @@ class Store:
         self._lock_fd = -1
         self._closed = False
         self._executor = Threads("headrace-store", 2)
-        # Apart from the others: many readers of a cold backlog must not hold up the next segment.
-        self._cold_executor = Threads("headrace-cold", 2)
-        self._unsynced: list[Segment] = []
-        self._flush_asked = 0  # everything below was given to the flusher
-        self._flush_is_put_off = False  # to the end of the loop's turn
-        self._recent_flush_bytes = deque((0, 0), maxlen=2)
-        self._in_flush: deque[Segment] = deque()  # of each result to come; holds their descriptors open
-        self._last_flush_ms = 0
         self._mark_job: Future[None] | None = None
         self._mark_synced_ms = 0
-        self._warming: set[tuple[int, int]] = set()
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
@@ -222,7 +200,6 @@ class Store:
         if self.mark.is_damaged:
             logger.warning("durable mark damaged, set anew from the log path=%s", self.directory.durable_mark)
         self.boot_note = BootNote(self.directory.boot_note)
-        self.flusher = Flusher()
         open_segments = _most_open(self.settings.open_segments, 16)
         self.log = CommitLog(str(self.directory.commit_log), identity.segment_bytes, open_segments)
         self.log.segments.on_retired = lambda segment: self._executor.submit(segment.drop_pages)
@@ -241,9 +218,18 @@ class Store:
         self._supply = SegmentSupply(self.log, self.directory, self._executor, self.settings, self.counters)
         self.zero_ahead = ZeroAhead(self.log, self._executor, self.counters)
         self.log.provide_segment = self._provide_segment
-        self.log.on_cold = self._read_ahead
         self.log.on_damaged = self._name_damage
-        self.log.on_unreadable = self._note_unreadable
+        self.commits = GroupCommit(
+            self.log, self.clock, lambda call: self.call_soon(call), self._note_flushed, self._fail
+        )
+        self._cold_reads = ColdReads(
+            self.log,
+            self.clock,
+            self.counters,
+            self._pace,
+            notify=lambda call: self.notify(call),
+            on_warm=lambda: self.on_warm(),
+        )
 
     def _recover(self, on_scanned: Callable[[int], None] | None) -> None:
         """Find out what the log holds, bring everything up to it, and get ready for the first write."""
@@ -258,11 +244,10 @@ class Store:
             self.boot_note.write()
         else:
             self.boot_note.remove()
-        self._flush_asked = self.log.durable_offset
+        self.commits.begin_at(self.log.durable_offset)
         self.index = IndexFolder(self.log, self.directory, self.clock, self.settings, self.epochs)
         self.index.open()
         self.log.index = self.index.keys
-        self._last_flush_ms = self.clock.monotonic_ms()
         self._prepare_next()
 
     def _abandon(self) -> None:
@@ -270,8 +255,8 @@ class Store:
         self._shut_executors()
         if hasattr(self, "index"):
             self.index.abandon()
-        if hasattr(self, "flusher"):
-            self.flusher.close()
+        if hasattr(self, "commits"):
+            self.commits.close()
         if hasattr(self, "mark"):
             self.mark.close()
         release_lock(self._lock_fd)
@@ -376,7 +361,7 @@ class Store:
     def _provide_segment(self, first_offset: int) -> Segment:
         segment = self._supply.take(first_offset)
         if self.log.active is not None:
-            self._unsynced.append(self.log.active)
+            self.commits.add_rolled(self.log.active)
         self.notify(self._prepare_next)
         logger.debug("segment rolled path=%s", segment.path)
         return segment
@@ -402,47 +387,16 @@ class Store:
             is_waited_for: Whether the flush goes behind a running one. Where nobody waits, fewer and larger ones cost
                 less.
         """
-        if self._in_flush and not is_waited_for:
-            return
-        unasked_bytes = self.log.end_offset - self._flush_asked
-        usual_bytes = min(sum(self._recent_flush_bytes) // 2, _LARGE_FLUSH_BYTES)
-        if unasked_bytes >= max(usual_bytes, _SMALL_FLUSH_BYTES):
-            self._begin_flush()
-        elif unasked_bytes > 0 and not self._flush_is_put_off:
-            self._flush_is_put_off = True
-            self.call_soon(self._begin_flush)
-
-    def _begin_flush(self) -> None:
-        """Give everything appended so far to the flusher."""
-        self._flush_is_put_off = False
-        active = self.log.active
-        if self._closed or self.failure is not None or self.log.end_offset <= self._flush_asked or active is None:
-            return
-        self._last_flush_ms = self.clock.monotonic_ms()
-        self._flush_asked = self.log.end_offset
-        for segment in self._unsynced:
-            self._ask_flush(-1, segment)
-        self._unsynced.clear()
-        self._ask_flush(self._flush_asked, active)
-
-    def _ask_flush(self, target: int, segment: Segment) -> None:
-        """Have a segment synced; ``target`` is -1 where others must be synced too."""
-        if self.flusher.request(target, segment.fd):
-            self._in_flush.append(segment)
+        self.commits.request(is_waited_for=is_waited_for)
 
     def finish_flush(self) -> None:
-        """Take the flusher's result: call this when ``flusher.done_read`` is readable."""
-        target, error, seconds = self.flusher.take_result()
-        segment = self._in_flush.popleft()
-        if error:
-            self._fail(FlushError(segment.path, error))
-        # A roll asks for two flushes: when the older segment's failed, the newer one's success makes nothing durable.
-        if target < 0 or self.failure is not None:
-            return
+        """Take the flusher's result: call this when ``commits.flusher.done_read`` is readable."""
+        self.commits.finish()
+
+    def _note_flushed(self, target: int, seconds: float) -> None:
         self.counters.flushes += 1
         self.flush_seconds.observe(seconds)
         flushed_bytes, is_waited_for = target - self.log.durable_offset, len(self.gate) > 0
-        self._recent_flush_bytes.append(flushed_bytes)
         self._become_durable(target)
         self.zero_ahead.note_flush(flushed_bytes, is_waited_for=is_waited_for)
 
@@ -450,6 +404,7 @@ class Store:
         if self.failure is None:
             logger.critical("store stops taking writes error=%s", failure)
             self.failure = failure
+            self.commits.end()
             self.last_write_error = str(failure)
             self.gate.fail(failure)
             self.on_durable([])
@@ -475,9 +430,7 @@ class Store:
 
     def flush(self) -> None:
         """Make everything durable before returning. Blocks: for tools, tests and the end."""
-        while self.failure is None and (self._in_flush or self.log.end_offset > self.log.durable_offset):
-            self._begin_flush()
-            self.finish_flush()
+        self.commits.flush()
         if self.failure is not None:
             raise self.failure
 
@@ -488,9 +441,7 @@ class Store:
         if self._closed:
             return
         now = self.clock.monotonic_ms()
-        if self._read_again_ms is not None and now >= self._read_again_ms:
-            self._read_again_ms = None
-            self.on_warm()
+        self._cold_reads.tick(now)
         if self.failure is not None:
             return
         if now >= self._look_at_place_ms:
@@ -498,7 +449,7 @@ class Store:
             self.look_at_place()
             if self.is_replaced:
                 return
-        if now - self._last_flush_ms >= self.settings.flush_interval_ms:
+        if now - self.commits.begun_ms >= self.settings.flush_interval_ms:
             self.request_flush()
         self._sync_mark(now)
         self.checkpoints.tick()
@@ -555,39 +506,10 @@ class Store:
             raise StoreClosedError("the store is closed")
         return self.index.executor.submit(KeySearch(self.log, self.queues, self.index).find, query)
 
-    def _read_ahead(self, segment: Segment, position: int, size: int) -> None:
-        key = (segment.first_offset, position)
-        if key in self._warming:
-            return
-        self._warming.add(key)
-        self.counters.cold_reads += 1
-        self._cold_executor.submit(self._warm, segment, position, size)
-
-    def _warm(self, segment: Segment, position: int, size: int) -> None:
-        segment.touch(position, size)
-        self.notify(lambda: self._warmed(segment, position))
-
-    def _warmed(self, segment: Segment, position: int) -> None:
-        self._warming.discard((segment.first_offset, position))
-        self.log.mark_warm(segment.first_offset, position)
-        self.on_warm()
-
-    def _note_unreadable(self, error: OSError) -> None:
-        """Have those who cannot go on without a file try again: descriptors and memory are given back, disks mended."""
-        self.counters.read_errors += 1
-        if self._read_again_ms is None:
-            self._read_again_ms = self.clock.monotonic_ms() + _READ_AGAIN_MS
-        if self._pace.is_due("read"):
-            logger.error(
-                "messages not read, tried again path=%s error=%s remedy=%s",
-                error.filename,
-                error.strerror,
-                _GONE if error.errno == errno.ENOENT else remedy_for(error),
-            )
-
     def _shut_executors(self) -> None:
         """End the store's threads; what they were given is done, but for reads that nobody waits for any more."""
-        self._cold_executor.shutdown(wait=True, cancel_futures=True)
+        if hasattr(self, "_cold_reads"):  # else it was not opened so far
+            self._cold_reads.close()
         self._executor.shutdown(wait=True)
 
     def _name_damage(self, physical_offset: int, reason: str) -> None:
@@ -622,12 +544,10 @@ class Store:
         self._release()
 
     def _release(self) -> None:
-        self.flusher.close()
+        self.commits.close()
         self.mark.close()
         self.files.close()
         self._supply.close()
-        self._unsynced.clear()
-        self._in_flush.clear()
         self.log.close()
         release_lock(self._lock_fd)
 

@@ -1045,7 +1045,7 @@ def test_a_send_whose_flush_fails_is_refused_or_its_connection_closed(monkeypatc
 
     def fail(store: Store) -> None:
         if is_failing.is_set():
-            store.flusher.take_result()
+            store.commits.flusher.take_result()
             store._fail(FlushError("log", 5))
         else:
             finish(store)

@@ -42,9 +42,9 @@ class HandFlusher:
 
 def by_hand(bench: StoreBench) -> HandFlusher:
     """Replace the store's flush thread."""
-    bench.store.flusher.close()
+    bench.store.commits.flusher.close()
     flusher = HandFlusher()
-    bench.store.flusher = flusher  # type: ignore[assignment]
+    bench.store.commits.flusher = flusher  # type: ignore[assignment]
     return flusher
 
 
@@ -128,11 +128,11 @@ def test_a_flush_that_is_smaller_than_usual_waits_for_the_turn(bench: StoreBench
 
     def publish(batches: int) -> int:
         """Append batches, each with a request; return how many of them the flusher was asked for at once."""
-        asked = bench.store._flush_asked
+        asked = bench.store.commits._asked_offset
         for _ in range(batches):
             bench.append("t", b"x" * batch, flush=False)
             bench.store.request_flush()
-        return (bench.store._flush_asked - asked) // batch
+        return (bench.store.commits._asked_offset - asked) // batch
 
     def end_turn() -> None:
         for call in turn:

@@ -61,16 +61,16 @@ def test_nothing_is_durable_behind_a_failed_fdatasync(bench: StoreBench) -> None
     store = bench.store
     bench.append("t", b"durable")
     durable, noted = store.durable_offset, store.mark.noted_offset
-    while not store._unsynced:
+    while not store.commits._rolled:
         bench.append("t", b"x" * 4000, flush=False)
-    real, store.flusher = store.flusher, _BrokenDisk([errno.EIO, 0])  # type: ignore[assignment]
+    real, store.commits.flusher = store.commits.flusher, _BrokenDisk([errno.EIO, 0])  # type: ignore[assignment]
     store.request_flush()
     store.finish_flush()
     store.finish_flush()
     assert isinstance(store.failure, FlushError)
     assert (store.durable_offset, store.mark.noted_offset) == (durable, noted)
     assert store.queue("t", 0).visible_offset == 1
-    store.flusher = real
+    store.commits.flusher = real
     bench.crash()
     bench.open()
 
