@@ -248,7 +248,7 @@ def take_send(limits: ReferenceLimits, serialize: int, header: dict[str, Any], b
         raise NotPlainError
     if born_ms is None or reconsume_times is None or sys_flag & 0xC:
         raise NotPlainError
-    if not ext["producerGroup"] or number(ext.get("maxReconsumeTimes") or "0", 32) is None:
+    if not ext["producerGroup"] or number(ext.get("maxReconsumeTimes", "0"), 32) is None:
         raise NotPlainError
     common = ext.get("properties", "").encode()
     if ext.get("batch", "false") not in ("true", "false"):

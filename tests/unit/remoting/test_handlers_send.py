@@ -539,6 +539,19 @@ def test_every_send_is_counted_for_its_host(rig: RemotingRig) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["d", "e", "f", "g", "h", "j", "l"])
+def test_empty_numbers_of_a_send_are_refused_under_short_names(rig: RemotingRig, name: str) -> None:
+    """Also those that may be missing: RocketMQ 4.9.7 takes an empty one for none under long names alone."""
+    peer, link = rig.peer(), rig.link()
+    peer.ask(310, send_fields("T1"), b"x")
+    for serialize in (0, 1):
+        for topic in ("T1", "New"):
+            ext = {key: str(value) for key, value in send_fields(topic).items()} | {name: ""}
+            answer = link.ask(encode_request(serialize, 310, 7, ext=ext, body=b"x"))[7]
+            assert (answer.code, f"<{name}>" in answer.remark) == (1, True)
+    assert peer.ask(10, long_send_fields("T1", reconsumeTimes="", maxReconsumeTimes=""), b"x").code == 0
+
+
 @pytest.mark.parametrize("name", ["e", "f", "h", "j", "d"])
 @pytest.mark.parametrize("value", [-(1 << 31) - 1, 1 << 31])
 def test_numbers_of_a_send_are_of_32_bits(rig: RemotingRig, name: str, value: int) -> None:

@@ -395,7 +395,7 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
         return 0
     if not _load_i32(found[DEFAULT_QUEUES], &number) or not _load_i32(found[QUEUE_ID], &queue_id):
         return 0
-    if seen >> OWN_LIMIT & 1 and found[OWN_LIMIT].size and not _load_i32(found[OWN_LIMIT], &number):
+    if seen >> OWN_LIMIT & 1 and not _load_i32(found[OWN_LIMIT], &number):
         return 0                        # it counts for retries alone, but a handler says what is wrong with it
     # Taken down here: once Python was asked what a message may wait for, the header may be another thread's.
     asked.opaque = header.opaque

@@ -85,9 +85,7 @@ def read_send(command: Command) -> SendRequest:
             ResponseCode.MESSAGE_ILLEGAL,
             f"the properties have {len(properties)} bytes, no message may have more than {MAX_PROPERTIES_BYTES}",
         )
-    own_limit = None
-    if command.version >= FIRST_VERSION_WITH_OWN_RETRY_LIMIT and ext.get(names["maxReconsumeTimes"]):
-        own_limit = fields.number(ext, names["maxReconsumeTimes"], most=fields.MAX_I32)
+    own_limit = _optional(ext, names, "maxReconsumeTimes")
     return SendRequest(
         group=fields.text(ext, names["producerGroup"]),
         topic=fields.text(ext, names["topic"]),
@@ -98,12 +96,24 @@ def read_send(command: Command) -> SendRequest:
         born_ms=fields.number(ext, names["bornTimestamp"]),
         flag=fields.number(ext, names["flag"], most=fields.MAX_I32),
         properties=properties_of(properties),
-        reconsume_times=fields.number(ext, names["reconsumeTimes"], 0, most=fields.MAX_I32),
-        max_reconsume_times=own_limit,
+        reconsume_times=_optional(ext, names, "reconsumeTimes") or 0,
+        max_reconsume_times=own_limit if command.version >= FIRST_VERSION_WITH_OWN_RETRY_LIMIT else None,
         is_unit=fields.flag(ext, names["unitMode"]),
         is_batch=command.code == RequestCode.SEND_BATCH_MESSAGE or fields.flag(ext, names["batch"]),
         body=command.body,
     )
+
+
+def _optional(ext: Mapping[str, str], names: Mapping[str, str], field: str) -> int | None:
+    """Return a number that need not be there. One that is empty is none, but for a short name: there it is malformed.
+
+    Raises:
+        RequestRefusedError: it is malformed or out of range.
+    """
+    value = ext.get(names[field])
+    if value is None or (not value and names is _LONG):
+        return None
+    return fields.number(ext, names[field], most=fields.MAX_I32)
 
 
 def stored_properties(given: Mapping[str, str], cluster: str) -> dict[str, str]:
