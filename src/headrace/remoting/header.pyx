@@ -2,8 +2,8 @@
 
 Reading. One pass makes a table of the ext fields; nothing is copied and no object is made, so that a send costs neither a dict nor
 a str. What is looked at later is decoded later (``text_of``, ``load_number``, ``unescape``). The JSON reader takes any
-order of keys, spaces, unknown keys, numbers and booleans where text is usual (their spelling is their text), and
-nothing that JSON itself forbids.
+order of keys, spaces, unknown keys, whatever is no text where text is usual (its spelling is its text), and nothing
+that JSON itself forbids, but for what stands within such objects and arrays.
 
 Writing. Here is the writer for any frame; the two kinds of response that come by the million have their own
 (``send_intake``, ``codec``). Every value in extFields is text, keys stand in alphabetical order, what is None is left out.
@@ -107,6 +107,18 @@ cdef const char* _skip_nested(const char* at, const char* end) noexcept nogil:
     return NULL
 
 
+cdef const char* _nested(const char* at, const char* end, Span* span) noexcept nogil:
+    """Take an object or array as text, as Java does: its JSON. Return what follows it, or NULL."""
+    if at[0] != c"{" and at[0] != c"[":
+        return NULL
+    span.at = at
+    span.kind = SPAN_PLAIN
+    at = _skip_nested(at, end)
+    if at != NULL:
+        span.size = <uint32_t>(at - span.at)
+    return at
+
+
 cdef inline const char* _key(const char* at, const char* end, Span* span) noexcept nogil:
     """Take a key and its colon; return the first byte of the value, or NULL."""
     at = _skip_space(at, end)
@@ -125,6 +137,7 @@ cdef inline const char* _key(const char* at, const char* end, Span* span) noexce
 cdef const char* _fields(const char** cursor, const char* end, Header* header) noexcept nogil:
     """Take the object of extFields, ``cursor`` behind its brace."""
     cdef const char* at = _skip_space(cursor[0], end)
+    cdef const char* value
     cdef Field* field
     cdef uint32_t count = 0
     if at < end and at[0] == c"}":
@@ -150,9 +163,12 @@ cdef const char* _fields(const char** cursor, const char* end, Header* header) n
                 return b"extFields is no object of strings"
             if field.name.size > MAX_NAME_BYTES:
                 return b"extFields has a name above 32,767 bytes"
-        at = _scalar(at, end, &field.value)
+        value = at
+        at = _scalar(value, end, &field.value)
         if at == NULL:
-            return b"extFields has a value that is neither text nor number"
+            at = _nested(value, end, &field.value)
+            if at == NULL:
+                return b"extFields has a value that is no JSON"
         if field.value.kind != SPAN_ABSENT:
             count += 1
         if at < end and at[0] == c",":

@@ -530,6 +530,10 @@ def frame_of(text: bytes, serialize: int = 0) -> bytes:
             b'{"x":{"a":["}",{"b":"]"}]},"code":7,"y":[[],{}],"extFields":{"k\\n":"\\u003cv\\u003e"}}',
             ("command", 0, 7, "", 0, 0, 0, "", {"k\n": "<v>"}, b""),
         ),
+        (
+            b'{"code":1,"extFields":{"a":{},"b":[1,{"x":"}\\""}],"c":[ ],"d":"e"}}',
+            ("command", 0, 1, "", 0, 0, 0, "", {"a": "{}", "b": '[1,{"x":"}\\""}]', "c": "[ ]", "d": "e"}, b""),
+        ),
         (b'{"code":1,"remark":"\xff"}', ("command", 0, 1, "", 0, 0, 0, "\ufffd", {}, b"")),
     ],
 )
@@ -587,7 +591,8 @@ def test_values_that_are_no_text_are_written_as_text():
         frame_of(b'{"remark":{}}'),
         frame_of(b'{"extFields":[]}'),
         frame_of(b'{"extFields":"x"}'),
-        frame_of(b'{"extFields":{"a":{}}}'),
+        frame_of(b'{"extFields":{"a":{}'),
+        frame_of(b'{"extFields":{"a":[{]}'),
         frame_of(b'{"extFields":{"a":"b"'),
         frame_of(b'{"extFields":{"a":"b",}}'),
         frame_of(b'{"extFields":{"a":nul}}'),
