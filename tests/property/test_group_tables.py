@@ -148,7 +148,7 @@ class ClientMachine(RuleBasedStateMachine):
 
     @rule(owner=st.integers(0, 2), group=names)
     def unregister(self, owner: int, group: str) -> None:
-        changed = self.table.unregister(self.owners[owner], f"client-{owner}", group, group)
+        changed = self.table.unregister(self.owners[owner], group, group)
         assert changed == self.leave(lambda key: key[0] == owner and key[2] == group)
 
     @rule(owner=st.integers(0, 2))

@@ -301,6 +301,21 @@ def test_unregister(rig: RemotingRig) -> None:
     assert peer.ask(204, {"producerGroup": "P1"}).code == 1
 
 
+@pytest.mark.parametrize("said", [{"clientID": "c2"}, {"clientID": ""}, {}])
+def test_unregister_is_of_the_connection_whatever_client_it_names(rig: RemotingRig, said: dict[str, str]) -> None:
+    """As with RocketMQ 4.9.7; queue locks are freed of who has left, not of who is named."""
+    peer, other = rig.peer(), rig.peer(41_000)
+    peer.heartbeat("c1", group="G1", producer="P1")
+    other.heartbeat("c2", group="G1", producer="P1")
+    for who, client, queue_id in ((peer, "c1", 0), (other, "c2", 1)):
+        queue = {"topic": "T1", "brokerName": "broker-a", "queueId": queue_id}
+        who.ask(41, body=as_json({"consumerGroup": "G1", "clientId": client, "mqSet": [queue]}))
+    assert peer.ask(35, said | {"consumerGroup": "G1", "producerGroup": "P1"}).code == 0
+    assert rig.services.clients.client_ids("G1") == ["c2"]
+    assert [member.client.client_id for member in rig.services.clients.producers("P1")] == ["c2"]
+    assert [rig.services.locks.holder("G1", ("T1", queue_id), 0) for queue_id in (0, 1)] == [None, "c2"]
+
+
 def test_connection_lists(rig: RemotingRig) -> None:
     """remoting.md 4.7.2: 203, 204, 328."""
     peer = rig.peer(40_001)

@@ -307,12 +307,12 @@ class ClientTable:
         if not groups:
             del self._groups_of_topic[topic]
 
-    def unregister(self, owner: Owner, client_id: str, producer_group: str = "", consumer_group: str = "") -> set[str]:
-        """Take a client out of the groups it names; return the consumer groups that changed."""
+    def unregister(self, owner: Owner, producer_group: str = "", consumer_group: str = "") -> set[str]:
+        """Take an owner's client out of the groups that are named; return the consumer groups that changed."""
         changed = set()
         for role, group in ((Role.PRODUCER, producer_group), (Role.CONSUMER, consumer_group)):
             member = self._of_owner.get(owner, {}).get((role, group))
-            if member is not None and member.client.client_id == client_id:
+            if member is not None:
                 changed |= self._leave(member)
         return changed
 

@@ -214,12 +214,13 @@ def read_subscription(given: dict[str, Any]) -> Subscription:
 
 
 def unregister_client(peer: Peer, command: Command) -> Reply:
-    """Take a client out of a producer and a consumer group (35)."""
-    ext = command.ext
-    client_id, group = fields.text(ext, "clientID"), ext.get("consumerGroup", "")
-    changed = peer.services.clients.unregister(peer, client_id, ext.get("producerGroup", ""), group)
-    if group in changed:  # else the locks are another client's that may have named itself the same
-        peer.services.locks.unlock_client(group, client_id)
+    """Take the client of a connection out of a producer and a consumer group (35), whatever client id is named."""
+    clients, group = peer.services.clients, command.ext.get("consumerGroup", "")
+    online = clients.consumer_group(group)
+    member = online.members.get(peer) if online else None
+    changed = clients.unregister(peer, command.ext.get("producerGroup", ""), group)
+    if member is not None:
+        peer.services.locks.unlock_client(group, member.client.client_id)
     peer.services.notices.tell(changed)
     return Reply()
 

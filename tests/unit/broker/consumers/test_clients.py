@@ -91,7 +91,7 @@ def test_a_repeated_heartbeat_keeps_its_members(table: ClientTable) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda table, owner: table.unregister(owner, "a", producer_group="P1"),
+        lambda table, owner: table.unregister(owner, producer_group="P1"),
         lambda table, owner: table.register(Connection(), client("b"), [], [consumer("G1", "T1", "T2")], 0),
         lambda table, owner: table.register(Connection(), client("b"), [], [consumer("G1", "T1", version=2)], 0),
         lambda table, owner: table.register(
@@ -174,13 +174,13 @@ def test_leaving_by_group(table: ClientTable) -> None:
     owner, other = Connection(), Connection()
     table.register(owner, client("a"), ["P1"], [consumer("G1", "T1"), consumer("G2", "T1")], 0)
     table.register(other, client("b"), [], [consumer("G1", "T1")], 0)
-    assert table.unregister(owner, "a", consumer_group="G1") == {"G1"}
+    assert table.unregister(owner, consumer_group="G1") == {"G1"}
     assert table.client_ids("G1") == ["b"]
     assert table.client_ids("G2") == ["a"]
-    assert table.unregister(owner, "a", producer_group="P1") == set()
+    assert table.unregister(owner, producer_group="P1") == set()
     assert table.producers("P1") == []
-    assert table.unregister(owner, "a", "P1", "G1") == set()
-    assert table.unregister(other, "somebody else", consumer_group="G1") == set()
+    assert table.unregister(owner, "P1", "G1") == set()
+    assert table.unregister(other, consumer_group="G2") == set()
     assert table.client_ids("G1") == ["b"]
 
 
