@@ -144,7 +144,9 @@ def test_consume_queue_entries(rig: RemotingRig) -> None:
     offline = body_of(peer.ask(321, fields | {"consumerGroup": "G2"}))
     assert offline["filterData"] == "G2@T1 is not online!"
     assert [row["eval"] for row in offline["queueData"]] == [False, False]
-    assert body_of(peer.ask(321, fields | {"index": 7}))["queueData"] == []
+    for queue_id, index, end in ((0, 2, 2), (0, 7, 2), (1, 0, 0), (1, 7, 0)):
+        body = body_of(peer.ask(321, fields | {"queueId": queue_id, "index": index}))
+        assert (body["queueData"], body["minQueueIndex"], body["maxQueueIndex"]) == ([], 0, end)
 
 
 def test_consume_queue_entries_below_the_queue_are_refused(rig: RemotingRig) -> None:

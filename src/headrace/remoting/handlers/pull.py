@@ -124,10 +124,11 @@ def check_texts(request: PullRequest) -> None:
         RequestRefusedError: one is.
     """
     expression = request.subscription or ""
-    if len(request.language) > MAX_WORD or len(request.expression_type or "") > MAX_WORD:
+    if len(request.language) > MAX_WORD:
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"a language has at most {MAX_WORD} characters")
+    if len(request.expression_type or "") > MAX_WORD:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"the language and the custom field <expressionType> have at most {MAX_WORD} characters",
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"an expression type has at most {MAX_WORD} characters"
         )
     if len(expression) > MAX_EXPRESSION_CHARACTERS:
         raise RequestRefusedError(
