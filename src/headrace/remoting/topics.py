@@ -80,6 +80,8 @@ def system_topics(settings: RemotingSettings, broker_name: str, delay_levels: in
 def find_or_create(services: Services, name: str, template: str, wanted_queues: int, *, is_unit: bool = False) -> Topic:
     """Return the topic a producer sends to, made from its template if it does not exist.
 
+    Who gives a topic of their own the permission to inherit lets it be a template, whatever the setting says.
+
     Args:
         is_unit: The producer is in unit mode.
 
@@ -94,8 +96,12 @@ def find_or_create(services: Services, name: str, template: str, wanted_queues: 
     is_retry = name.startswith(RETRY_PREFIX)
     sys_flag = (TOPIC_FLAG_UNIT_SUB if is_retry else TOPIC_FLAG_UNIT) if is_unit else 0
     source = services.broker.topics.get(template)
-    if services.auto_create_topics and source is not None and source.config.perm & PERM_INHERIT:
-        queues = min(max(1, wanted_queues), source.config.write_queues)
+    if (
+        source is not None
+        and source.config.perm & PERM_INHERIT
+        and (services.auto_create_topics or not source.is_system)
+    ):
+        queues = max(1, min(wanted_queues, source.config.write_queues))
         config = TopicConfig(queues, queues, source.config.perm & ~PERM_INHERIT, sys_flag)
         return services.broker.create_topic(name, config)
     if is_retry:

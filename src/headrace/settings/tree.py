@@ -404,7 +404,7 @@ class RemotingSettings:
 
     auto_create_topics: bool = option(True, dynamic=True)
     """Make a topic when a message for it comes, with the queues of the template the client names. Off, such a message
-    is refused with TOPIC_NOT_EXIST."""
+    is refused with TOPIC_NOT_EXIST, unless its template is a topic that was made with the permission to inherit (7)."""
 
     auto_create_groups: bool = option(True, dynamic=True)
     """Make a consumer group when it is first seen. Off, its pulls are refused with SUBSCRIPTION_GROUP_NOT_EXIST."""

@@ -157,6 +157,22 @@ def test_auto_creation_can_be_off(tmp_path: Path) -> None:
     rig.close()
 
 
+def test_a_template_that_was_made_makes_topics_also_where_auto_creation_is_off(tmp_path: Path) -> None:
+    """As with RocketMQ 4.9.7; of those that every broker has, none does."""
+    rig = RemotingRig(tmp_path, auto_create_topics=False)
+    peer = rig.peer()
+    for name, perm in (("Template", 7), ("Topic", 6)):
+        peer.ask(17, {"topic": name, "readQueueNums": 3, "writeQueueNums": 3, "perm": perm})
+    assert peer.ask(310, send_fields("Made", c="Template"), b"x").code == 0
+    config = rig.broker.topics["Made"].config
+    assert (config.read_queues, config.write_queues, config.perm) == (3, 3, 6)
+    peer.ask(17, {"topic": "Template", "readQueueNums": 3, "writeQueueNums": 0, "perm": 7})
+    assert peer.ask(310, send_fields("MadeToo", c="Template"), b"x").code == 0
+    for template in ("Topic", "TBW102", "DEFAULT_TOPIC", "C1", "broker-a", "nowhere"):
+        assert peer.ask(310, send_fields("Other", c=template), b"x").code == 17
+    rig.close()
+
+
 def test_topics_of_one_client_are_bounded(tmp_path: Path) -> None:
     """Issue "Bad input": ten thousand topics by one client."""
     rig = RemotingRig(tmp_path, {"max_topics": 3})
