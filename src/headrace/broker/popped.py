@@ -6,6 +6,9 @@ brings back what was not acknowledged; Headrace has no such reader, and the grou
 
 All is read in the order of the log, where an ack comes behind its checkpoint: in memory are those not yet brought back.
 
+Of what is consumed in order nothing is counted: of that RocketMQ writes no checkpoint, and the group's offset stands at
+the first message that is not acknowledged, where any consumer goes on.
+
 Ref: PopCheckPoint, AckMsg, BatchAckMsg, PopReviveService in RocketMQ 5.5.0.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from heapq import merge
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -51,8 +54,17 @@ class _Body(msgspec.Struct):
         return {self.first_offset + place for number, place in places if not self.acked_bits >> number & 1}
 
 
-def count_popped(store: Store, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> dict[tuple[str, str], int]:
-    """Return how many messages of a (group, topic) are handed out, not acknowledged and not brought back.
+class Popped(NamedTuple):
+    """What is handed out, not acknowledged and not brought back."""
+
+    messages: dict[tuple[str, str], int]
+    """How many, by group and topic."""
+    unread: int
+    """Checkpoints and acks that are damaged: what they say is not in ``messages``."""
+
+
+def count_popped(store: Store, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> Popped:
+    """Count what POP consumers have not acknowledged.
 
     Args:
         offsets: Committed ones of each (group, topic).
@@ -70,6 +82,7 @@ def count_popped(store: Store, offsets: Mapping[tuple[str, str], Mapping[int, in
             if key[0] == TIMER_TOPIC or key[0].startswith(REVIVE_PREFIX)
         )
     )
+    unread = 0
     open_: dict[tuple[str, str, int, int, int], set[int]] = {}
     for physical_offset, is_done in entries:
         raw = store.log.read(physical_offset)
@@ -79,6 +92,7 @@ def count_popped(store: Store, offsets: Mapping[tuple[str, str], Mapping[int, in
                 continue
             body = msgspec.json.decode(message.body, type=_Body)
         except (ValueError, msgspec.DecodeError):
+            unread += not is_done
             continue
         key = (body.group, body.topic, body.queue_id, body.first_offset, body.popped_ms)
         if message.properties.get("TAGS") != _CHECKPOINT:
@@ -90,7 +104,7 @@ def count_popped(store: Store, offsets: Mapping[tuple[str, str], Mapping[int, in
     counts: Counter[tuple[str, str]] = Counter()
     for (group, topic, *_), left in open_.items():
         counts[group, topic] += len(left)
-    return dict(+counts)
+    return Popped(dict(+counts), unread)
 
 
 def _entries(queue: ConsumeQueue, done_up_to: int) -> Iterator[tuple[int, bool]]:

@@ -15,7 +15,7 @@ from headrace.broker.config_file import read_config
 from headrace.broker.consumers.offsets import FILE_NAME as OFFSETS_FILE
 from headrace.broker.consumers.offsets import read_offsets
 from headrace.broker.foreign_config import ForeignConfig, look_at_config, topics_fault
-from headrace.broker.popped import count_popped
+from headrace.broker.popped import Popped, count_popped
 from headrace.broker.topic import TopicConfig
 from headrace.broker.topics_file import read_topics
 from headrace.broker.withheld.schedule import parse_levels
@@ -96,7 +96,7 @@ class Imported:
     Attributes:
         config_notes: What was not as it should be in the source's folder ``config``.
         damaged_queues: ``TOPIC/QUEUE`` whose files held something else than entries.
-        popped: Messages of each (group, topic) that POP consumers (RocketMQ 5) had not acknowledged.
+        popped: What POP consumers (RocketMQ 5) had not acknowledged.
     """
 
     source: ForeignStore
@@ -104,7 +104,7 @@ class Imported:
     config_notes: list[str]
     damaged_queues: list[str]
     adoption: Adoption
-    popped: dict[tuple[str, str], int]
+    popped: Popped
     recovery: RecoveryReport
 
     def to_json(self) -> dict[str, Any]:
@@ -125,8 +125,9 @@ class Imported:
             "batch_topics": self.source.batch_topics,
             "popped": [
                 {"group": group, "topic": topic, "messages": messages}
-                for (group, topic), messages in self.popped.items()
+                for (group, topic), messages in self.popped.messages.items()
             ],
+            "popped_unread": self.popped.unread,
             **asdict(self.adoption),
         }
 
@@ -228,13 +229,19 @@ def _print(imported: Imported, config: Path | None) -> None:
             f"note: {adoption.timed} messages with a delivery time of their own (RocketMQ 5): what was delivered "
             "already is delivered again"
         )
-    for (group, topic), messages in list(imported.popped.items())[:MAX_SHOWN]:
+    for (group, topic), messages in list(imported.popped.messages.items())[:MAX_SHOWN]:
         click.echo(
             f"note: {messages} messages of {topic} were taken by POP consumers of group {group} and not acknowledged: "
             "they are not given to it again, its offset stands behind them"
         )
-    if len(imported.popped) > MAX_SHOWN:
-        click.echo(f"... and of {len(imported.popped) - MAX_SHOWN} more groups and topics: --json lists them all")
+    if len(imported.popped.messages) > MAX_SHOWN:
+        more = len(imported.popped.messages) - MAX_SHOWN
+        click.echo(f"... and of {more} more groups and topics: --json lists them all")
+    if imported.popped.unread:
+        click.echo(
+            f"note: {imported.popped.unread} notes of what POP consumers took or acknowledged cannot be read: the "
+            "messages that they are about are not counted"
+        )
     if source.batch_topics:
         names = ", ".join(source.batch_topics[:MAX_SHOWN])
         click.echo(

@@ -553,12 +553,16 @@ def test_what_pop_consumers_have_not_acknowledged_is_counted(
     offsets = tmp_path / "5" / "config" / "consumerOffset.json"
     offsets.write_text(json.dumps({"offsetTable": {f"{revive}@CID_RMQ_SYS_REVIVE_GROUP": {"0": 0}}}))
     assert import_(tmp_path / "5", tmp_path / "new", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["popped"] == [
+    said = json.loads(capsys.readouterr().out)
+    assert said["popped"] == [
         {"group": "G", "topic": "Kept", "messages": 5 + 2 + 1},
         {"group": "G2", "topic": "Kept", "messages": 2},
     ]
+    assert said["popped_unread"] == 2
     assert import_(tmp_path / "5", tmp_path / "text") == 0
-    assert "note: 8 messages of Kept were taken by POP consumers of group G and not" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "note: 8 messages of Kept were taken by POP consumers of group G and not" in text
+    assert "note: 2 notes of what POP consumers took or acknowledged cannot be read" in text
 
 
 @pytest.mark.parametrize("output", ["> /dev/full", "> >(exit 0)"])
