@@ -76,6 +76,39 @@ def test_brokers_that_name_one_address_are_told_of(
     assert caplog.messages == [f"broker's address is taken by another address={A} old=broker-a id=0 new=broker-b id=0"]
 
 
+def test_brokers_that_register_in_turn_are_told_of_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Two of one name, or under one address: four lines a round, every half minute, filled the log."""
+    caplog.set_level("INFO", "headrace")
+    one, other = bench.link(), bench.link()
+
+    def register_in_turn(*brokers: tuple[str, str]) -> list[str]:
+        caplog.clear()
+        for _ in range(5):
+            for link, (name, address) in zip((one, other), brokers, strict=True):
+                link.register(name, address=address)
+            bench.clock.advance_ms(30_000)
+        return caplog.messages
+
+    came = f"broker registered broker=broker-a id=0 address={A} cluster=C1"
+    replaced = f"broker took the place of another broker=broker-a id=0 old={A} new={B}"
+    in_turn = (
+        "brokers of one name and id register in turn, clients find one of them at a time; give each a name of its own"
+    )
+    assert register_in_turn(("broker-a", A), ("broker-a", B)) == [
+        came, replaced, f"{in_turn} broker=broker-a id=0 addresses={B},{A}"
+    ]  # fmt: skip
+    assert register_in_turn(("broker-a", A), ("broker-a", B)) == []
+    bench.clock.advance_ms(bench.server.settings.expiry_ms)
+    one.register("broker-a", address=A)
+    assert caplog.messages == [f"broker took the place of another broker=broker-a id=0 old={B} new={A}"]
+    said = register_in_turn(("broker-a", A_SLAVE), ("broker-b", A_SLAVE))
+    assert [line.split(",")[0].split(" address=")[0] for line in said] == [
+        f"broker took the place of another broker=broker-a id=0 old={A} new={A_SLAVE}",
+        "broker's address is taken by another",
+        "brokers of one address register in turn",
+    ]
+
+
 def test_registration_with_a_wrong_checksum_is_refused(broker: Link, client: Link) -> None:
     """remoting.md 4.8.1: mismatch -> code 1 `crc32 not match`; 0 = not checked."""
     body = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{}}}}'

@@ -38,8 +38,10 @@ from headrace.remoting.registry.bodies import (
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
+    from headrace.registry.routes import LiveBroker
     from headrace.remoting.codec import Command
     from headrace.remoting.registry.connection import RegistryConnection
+    from headrace.remoting.registry.server import RegistryServer
 
 logger = logging.getLogger(__name__)
 
@@ -84,26 +86,55 @@ def register_broker(connection: RegistryConnection, command: Command) -> Reply:
     server.counters.registrations += 1
     if broker_id == MASTER_ID and (before is None or (before.name, before.broker_id) != (name, broker_id)):
         server.broker_came(name)
-    if before is None:
-        logger.info("broker registered broker=%s id=%d address=%s cluster=%s", name, broker_id, address, cluster)
-    elif before.name != name:
-        logger.warning(
-            "broker's address is taken by another address=%s old=%s id=%d new=%s id=%d",
-            address,
-            before.name,
-            before.broker_id,
-            name,
-            broker_id,
-        )
     if rival is not None and rival != address:
-        logger.warning(
-            "broker took the place of another broker=%s id=%d old=%s new=%s", name, broker_id, rival, address
-        )
+        _tell_of_place(server, name, broker_id, rival, address)
+    elif before is None:
+        logger.info("broker registered broker=%s id=%d address=%s cluster=%s", name, broker_id, address, cluster)
+    if before is not None and before.name != name:
+        _tell_of_address(server, address, before, name, broker_id)
     order = server.kv.namespace(ORDER_NAMESPACE)
     return Reply(
         ext={"haServerAddr": master.ha_address, "masterAddr": master.address} if master else {},
         body=encode_table(order) if order else None,
     )
+
+
+def _tell_of_place(server: RegistryServer, name: str, broker_id: int, old: str, new: str) -> None:
+    """Log that a broker is at another address than before, and that two are in turn, each once."""
+    times = server.rivals.count(f"{broker_id} {name}", old, new)
+    if times == 1:
+        logger.warning("broker took the place of another broker=%s id=%d old=%s new=%s", name, broker_id, old, new)
+    elif times == 2:
+        logger.warning(
+            "brokers of one name and id register in turn, clients find one of them at a time; give each a name of its "
+            "own broker=%s id=%d addresses=%s,%s",
+            name,
+            broker_id,
+            old,
+            new,
+        )
+
+
+def _tell_of_address(server: RegistryServer, address: str, old: LiveBroker, name: str, broker_id: int) -> None:
+    """Log that an address is another broker's than before, and that two are in turn, each once."""
+    times = server.rivals.count(address, old.name, name)
+    if times == 1:
+        logger.warning(
+            "broker's address is taken by another address=%s old=%s id=%d new=%s id=%d",
+            address,
+            old.name,
+            old.broker_id,
+            name,
+            broker_id,
+        )
+    elif times == 2:
+        logger.warning(
+            "brokers of one address register in turn, clients find one of them at a time; have each advertise its own "
+            "(remoting.advertised_address, brokerIP1) address=%s brokers=%s,%s",
+            address,
+            old.name,
+            name,
+        )
 
 
 def unregister_broker(connection: RegistryConnection, command: Command) -> Reply:

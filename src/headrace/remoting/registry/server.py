@@ -31,6 +31,7 @@ from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.guard import REGISTRY_NEEDS, Guard
 from headrace.remoting.registry.connection import RegistryConnection
+from headrace.remoting.registry.rivals import Rivals
 from headrace.remoting.request_connection import RequestCounters, RequestServer
 from headrace.threads import Threads
 
@@ -106,6 +107,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
     Attributes:
         routes: Who serves which topic.
         kv: The key-value configuration.
+        rivals: Brokers that put each other out.
         awaited: The brokers that have to come before routes are told.
         address: Where it listens, as bound; empty before ``start``.
         guard: Access control, None when it is off.
@@ -140,6 +142,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
         self.address = ""
         self.counters = RegistryCounters()
         self.routes = RouteTable(max_brokers=settings.max_brokers, max_topics=settings.max_topics)
+        self.rivals = Rivals(clock, settings.expiry_ms)
         self.awaited = AwaitedBrokers(settings.start_wait_ms)
         self.kv_path = data_dir / KV_FOLDER / KV_FILE if data_dir is not None else None
         self.kv = self._load_kv()
