@@ -114,8 +114,18 @@ def _is_unspecified(host: str) -> bool:
         return False
 
 
-def _outward_address(listens_on: str) -> str:
-    """Return the address of this machine that leads outwards, without any that of an interface, or the loopback's."""
+def find_outward(setting: str, listens_on: str) -> str:
+    """Return the address that a broker which found its own by itself would find now; empty where it did not, or none.
+
+    Args:
+        setting: ``remoting.advertised_address``.
+        listens_on: A host.
+    """
+    return "" if setting or not _is_unspecified(listens_on) else _routed_address(listens_on)
+
+
+def _routed_address(listens_on: str) -> str:
+    """Return the address of this machine that leads outwards; empty where no route does."""
     families = {socket.AF_INET: _ELSEWHERE}  # IPv4 where there is one: old clients know nothing else
     if ":" in listens_on:
         families[socket.AF_INET6] = _ELSEWHERE_V6
@@ -123,6 +133,14 @@ def _outward_address(listens_on: str) -> str:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(elsewhere)
             return str(probe.getsockname()[0])
+    return ""
+
+
+def _outward_address(listens_on: str) -> str:
+    """Return the address of this machine that leads outwards, without any that of an interface, or the loopback's."""
+    host = _routed_address(listens_on)
+    if host:
+        return host
     host = _interface_address()
     logger.warning(
         "no route leads outwards, advertising the address of an interface; where clients reach this broker by "

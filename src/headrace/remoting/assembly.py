@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.access import open_rules
 from headrace.errors import ConfigError
+from headrace.remoting.advertised import find_outward
 from headrace.remoting.guard import BROKER_NEEDS, Guard
 from headrace.remoting.registration import (
     BrokerIdentity,
@@ -99,6 +101,7 @@ class RemotingAssembly:
         if "remoting" not in sockets:
             return
         guard = Guard(self._rules, BROKER_NEEDS, services.clock) if self._rules is not None else None
+        listens_on = sockets["remoting"].getsockname()[0]
         self.server = RemotingServer(services, guard=guard)
         await self.server.start([sockets.pop(name) for name in ("remoting", "remoting_vip") if name in sockets])
         own = self.registry.address if self.registry is not None else ""
@@ -109,6 +112,7 @@ class RemotingAssembly:
             interval_ms=settings.broker.registration_interval_ms,
             permission=lambda: services.permission,
             user=self._user,
+            find_host=partial(find_outward, settings.remoting.advertised_address, listens_on),
         )
         broker.on_topics_changed = self.registrar.topics_changed
         services.on_permission_changed = self.registrar.topics_changed

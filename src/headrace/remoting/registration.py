@@ -141,12 +141,19 @@ class Registrar:
         interval_ms: int,
         permission: Callable[[], int] = lambda: PERM_READ | PERM_WRITE,
         user: User | None = None,
+        find_host: Callable[[], str] = str,
     ) -> None:
-        """``permission`` is that of the whole broker; ``user`` is who signs the requests."""
+        """
+        Args:
+            permission: That of the whole broker.
+            user: Who signs the requests.
+            find_host: Gives the host that would be advertised now; empty where that is not to be asked.
+        """
         self.links = [RegistryLink(address) for address in dict.fromkeys(registries)]
         self._identity = identity
         self._interval_s = interval_ms / 1000
         self._user = user
+        self._find_host = find_host
         self._table = _TopicTable(broker, permission)
         self._client = RemotingClient(on_lost=self._connection_lost)
         self._tasks: list[asyncio.Task[None]] = []
@@ -299,7 +306,7 @@ class Registrar:
     # -- what clients are told -----------------------------------------------------------------------------------
 
     async def _check_address(self) -> None:
-        """Warn, once, when the address that clients are told cannot be what they need."""
+        """Warn, once, when the address that clients are told cannot be what they need, then whenever it has changed."""
         address = self._identity.address
         registries = [link.address for link in self.links]
         problem = await find_address_problem(address, registries, user=self._user, name=self._identity.name)
@@ -309,6 +316,22 @@ class Registrar:
                 "reach it (headrace doctor explains) address=%s",
                 problem,
                 address,
+            )
+        host = advertised = _host_of(address)
+        while True:
+            await asyncio.sleep(self._interval_s)
+            now = self._find_host()
+            if now in ("", host):
+                continue
+            host = now
+            if host == advertised:
+                logger.info("the address of this machine is the advertised one again address=%s", address)
+                continue
+            logger.warning(
+                "the address of this machine has changed, clients are still told the one of the start; start the "
+                "broker again, or set remoting.advertised_address address=%s now=%s",
+                address,
+                host,
             )
 
 

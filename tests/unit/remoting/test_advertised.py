@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.remoting import advertised
-from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
+from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised, find_outward
 from headrace.settings import RemotingSettings
 from tests.support.toolchain import require_ipv6
 
@@ -59,6 +59,13 @@ def test_in_a_network_by_itself_the_address_of_an_interface_is_told(
     monkeypatch.setattr(fcntl, "ioctl", lambda *_: bytes(20) + socket.inet_aton(of_interface))
     assert find_advertised("", ("0.0.0.0", 10911)).text == told
     assert "set remoting.advertised_address" in caplog.text
+
+
+def test_only_an_address_that_was_found_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_outward("", "0.0.0.0") == find_advertised("", ("0.0.0.0", 10911)).host
+    assert find_outward("192.0.2.7", "0.0.0.0") == find_outward("", "127.0.0.1") == ""
+    monkeypatch.setattr(advertised, "_ELSEWHERE", NO_ROUTE)
+    assert find_outward("", "0.0.0.0") == ""
 
 
 @pytest.mark.parametrize(

@@ -483,6 +483,25 @@ def test_wrong_advertised_address_is_one_warning(table: Table, caplog: pytest.Lo
     assert "remoting.advertised_address" in caplog.text
 
 
+def test_an_address_that_the_machine_has_no_more_is_one_warning(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+    """It went on registering the old one, and nothing said so; and one where no route leads outwards for a while."""
+    hosts = ["127.0.0.1", "10.0.0.7", "10.0.0.7", "", "10.0.0.7", "127.0.0.1", "127.0.0.1", "10.0.0.8"]
+
+    async def test() -> None:
+        async with registry() as server:
+            broker = Registrar(
+                table, identity(), [server.address], interval_ms=1, find_host=lambda: hosts.pop(0) if hosts else ""
+            )
+            await broker.start()
+            await wait_until(lambda: not hosts)
+            await broker.stop()
+
+    with caplog.at_level(logging.INFO):
+        run(test)
+    said = [line.rpartition(" address=")[2] for line in caplog.messages if "the address of this machine" in line]
+    assert said == ["127.0.0.1:10911 now=10.0.0.7", "127.0.0.1:10911", "127.0.0.1:10911 now=10.0.0.8"]
+
+
 @pytest.mark.parametrize(
     ("setting", "own", "registries"),
     [
