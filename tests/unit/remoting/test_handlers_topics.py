@@ -227,9 +227,13 @@ def test_consume_stats(rig: RemotingRig) -> None:
     row = {"brokerOffset": 3, "consumerOffset": 2, "pullOffset": 2, "lastTimestamp": first_ms + 1_000}
     assert body["offsetTable"][KEY] == row
     assert len(body["offsetTable"]) == 2
-    (span, *_) = body_of(peer.ask(303, {"topic": "T1", "group": "G1"}))["consumeTimeSpanSet"]
+    (span, empty, *_) = body_of(peer.ask(303, {"topic": "T1", "group": "G1"}))["consumeTimeSpanSet"]
     assert (span["minTimeStamp"], span["maxTimeStamp"]) == (first_ms, first_ms + 2_000)
     assert (span["consumeTimeStamp"], span["delayTime"]) == (first_ms + 1_000, 1_000)
+    assert [empty[f"{name}TimeStamp"] for name in ("min", "max", "consume")] == [-1, -1, -1]
+    peer.ask(15, {"consumerGroup": "Ahead", "topic": "T1", "queueId": 0, "commitOffset": 9})
+    (span, *_) = body_of(peer.ask(303, {"topic": "T1", "group": "Ahead"}))["consumeTimeSpanSet"]
+    assert (span["consumeTimeStamp"], span["delayTime"]) == (-1, 0)
     assert peer.try_ask(317, {"isOrder": "false"}) is None
     stats = body_of(peer.answers[0])
     assert stats == {

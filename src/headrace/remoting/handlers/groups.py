@@ -215,7 +215,7 @@ def get_time_span(peer: Peer, command: Command) -> Reply:
     spans = []
     for queue in topic.queues[: topic.config.write_queues]:
         offset = services.offsets.committed(group, topic.name, queue.queue_id) or 0
-        consumed_ms = first_stored_ms(queue)
+        consumed_ms = first_stored_ms(queue) if offset <= queue.min_offset else -1
         if queue.min_offset < offset <= queue.visible_offset:
             consumed_ms = store_time(queue, offset - 1)
         # What is not consumed yet has waited since it was stored.
@@ -226,7 +226,7 @@ def get_time_span(peer: Peer, command: Command) -> Reply:
             {
                 "messageQueue": bodies.queue_fields(services.broker.name, topic.name, queue.queue_id),
                 "minTimeStamp": first_stored_ms(queue),
-                "maxTimeStamp": last_stored_ms(queue),
+                "maxTimeStamp": last_stored_ms(queue) or -1,
                 "consumeTimeStamp": consumed_ms,
                 "delayTime": delay_ms,
             }
