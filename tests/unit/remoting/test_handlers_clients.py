@@ -299,6 +299,17 @@ def test_unregister(rig: RemotingRig) -> None:
     reply = peer.ask(38, {"consumerGroup": "G1"})
     assert (reply.code, reply.remark) == (1, "no consumer for this group, G1")
     assert peer.ask(204, {"producerGroup": "P1"}).code == 1
+    assert peer.ask(35, {"clientID": "c1", "consumerGroup": "None"}).code == 0
+    assert rig.services.groups.get("None") is None
+
+
+def test_unregister_of_no_member_tells_nobody(rig: RemotingRig) -> None:
+    """RocketMQ 4.9.7 has the group's clients share out their queues once more."""
+    peer = rig.peer()
+    peer.heartbeat("c1", group="G1")
+    peer.notices.clear()
+    assert rig.peer(41_000).ask(35, {"clientID": "c2", "consumerGroup": "G1"}).code == 0
+    assert peer.notices == []
 
 
 @pytest.mark.parametrize("said", [{"clientID": "c2"}, {"clientID": ""}, {}])

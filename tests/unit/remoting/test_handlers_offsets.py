@@ -10,7 +10,7 @@ import pytest
 
 from headrace.format.fastjson import ObjectKey
 from headrace.remoting.codec import encode_request
-from tests.support.remoting import RemotingRig, body_of, send_fields
+from tests.support.remoting import RemotingRig, body_of, send_fields, subscription
 
 QUEUE = {"topic": "T1", "queueId": 0}
 
@@ -313,3 +313,6 @@ def test_clone_and_all_offsets(rig: RemotingRig) -> None:
     assert "T2@G2" not in table
     assert rig.peer().ask(314, {"srcGroup": "G1", "destGroup": "G3", "offline": "true"}).code == 0
     assert {"T1@G3", "T2@G3"} <= set(body_of(rig.peer().ask(43))["offsetTable"])
+    rig.peer().heartbeat("c1", subscription("T2"), group="G1")  # online, and not subscribed to T1 any more
+    assert rig.peer().ask(314, {"srcGroup": "G1", "destGroup": "G4", "topic": "T1", "offline": "false"}).code == 0
+    assert body_of(rig.peer().ask(43))["offsetTable"]["T1@G4"] == {"0": 2}

@@ -148,6 +148,15 @@ def test_properties_have_the_room_that_the_documents_say(tmp_path: Path, topic: 
     rig.close()
 
 
+def test_a_topic_of_type_multi_tag_leaves_the_flags_of_its_messages(rig: RemotingRig) -> None:
+    """RocketMQ 4.9.7 sets bit 2 of their sysFlag, which no client reads."""
+    rig.peer().ask(
+        17, {"topic": "T1", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "topicFilterType": "MULTI_TAG"}
+    )
+    rig.link().ask(encode_request(0, 310, 1, ext={k: str(v) for k, v in send_fields("T1").items()}, body=b"x"))
+    assert stored(rig, "T1").sys_flag == 0
+
+
 def test_auto_creation_can_be_off(tmp_path: Path) -> None:
     """A-BROKER-19, X-BROKER-15."""
     rig = RemotingRig(tmp_path, auto_create_topics=False)
@@ -470,7 +479,9 @@ def test_own_retry_goes_to_the_dead_letters_after_too_many(rig: RemotingRig) -> 
     fields = send_fields("%RETRY%G1", j=3, properties={"UNIQ_KEY": "U1"})
     assert peer.ask(310, fields, b"x").code == 0
     assert "%DLQ%G1" not in rig.broker.topics
-    assert peer.ask(310, fields | {"l": "3"}, b"dead").code == 0
+    reply = peer.ask(310, fields | {"l": "3"}, b"dead")
+    assert reply.ext is not None
+    assert (reply.code, reply.ext["queueId"], reply.ext["queueOffset"]) == (0, "0", "0")
     assert stored(rig, "%DLQ%G1").body == b"dead"
     assert rig.services.messages.letters.counts == {"G1": 1}
     assert peer.ask(310, fields | {"l": "3"}, b"x", version=120).code == 0

@@ -234,6 +234,8 @@ def test_consume_stats(rig: RemotingRig) -> None:
     peer.ask(15, {"consumerGroup": "Ahead", "topic": "T1", "queueId": 0, "commitOffset": 9})
     (span, *_) = body_of(peer.ask(303, {"topic": "T1", "group": "Ahead"}))["consumeTimeSpanSet"]
     assert (span["consumeTimeStamp"], span["delayTime"]) == (-1, 0)
+    (span, empty, *_) = body_of(peer.ask(303, {"topic": "T1", "group": "New"}))["consumeTimeSpanSet"]
+    assert (span["delayTime"], empty["delayTime"]) == (3_000, 0)
     assert peer.try_ask(317, {"isOrder": "false"}) is None
     stats = body_of(peer.answers[0])
     assert stats == {

@@ -312,6 +312,17 @@ def test_pull_checks(client: RemotingSocket) -> None:
     assert code(consumerGroup="ChecksG2") == 16
 
 
+def test_pull_takes_what_rocketmq_stumbles_over(client: RemotingSocket) -> None:
+    """An empty type of expression is TAG, and of a number of messages below 1 one comes: 4.9.7 answers 23 and 1."""
+    publish(client, "Stumbled", b"a", tag="A")
+    publish(client, "Stumbled", b"b", tag="B")
+    fields = pull_fields("StumbledG", "Stumbled", sysFlag=4, expressionType="")
+    for subscribed, found in (("B", [b"b"]), ("*", [b"a", b"b"]), ("", [b"a", b"b"])):
+        assert bodies_of(client.call(11, fields | {"subscription": subscribed})[1]) == found
+    for most in (0, -1):
+        assert bodies_of(client.call(11, fields | {"subscription": "*", "maxMsgNums": most})[1]) == [b"a"]
+
+
 def test_broadcasting_can_be_forbidden(client: RemotingSocket) -> None:
     """remoting.md 4.4: consumeBroadcastEnable."""
     publish(client, "Bc", b"x")
