@@ -36,6 +36,38 @@ def test_sent_back_message_comes_again(rig: RemotingRig) -> None:
     assert rig.services.statistics.snapshot("SNDBCK_PUT_NUMS", "T1@G1") is not None
 
 
+def test_message_is_taken_back_where_its_retry_topic_may_not_be_written_to(rig: RemotingRig) -> None:
+    """RocketMQ 4.9.7 answers 16; its clients then send it to that topic themselves, which it accepts."""
+    peer = rig.peer()
+    peer.heartbeat("c1", group="G1")
+    fields = {"offset": physical_offset_of(peer.ask(310, send_fields("T1"), b"hello")), "group": "G1", "delayLevel": 1}
+    peer.ask(17, {"topic": "%RETRY%G1", "readQueueNums": 1, "writeQueueNums": 1, "perm": 4})
+    assert peer.ask(36, fields).code == 0
+    rig.pass_time(2_000)
+    assert [message.body for message in rig.messages("%RETRY%G1")] == [b"hello"]
+
+
+def test_messages_of_a_deleted_topic_are_gone(rig: RemotingRig) -> None:
+    """RocketMQ 4.9.7 shows them, takes them back and stores what was delayed or half in a queue of no topic."""
+    peer = rig.peer()
+    peer.heartbeat("c1", group="G1")
+    offset = physical_offset_of(peer.ask(310, send_fields("T1"), b"hello"))
+    half = peer.ask(310, send_fields("T1", properties={"TRAN_MSG": "true", "PGROUP": "P1", "UNIQ_KEY": "U"}), b"half")
+    assert half.ext is not None
+    peer.ask(310, send_fields("T1", properties={"DELAY": "1"}), b"late")
+    assert peer.ask(215, {"topic": "T1"}).code == 0
+    assert peer.ask(33, {"offset": offset}).code == 1
+    assert peer.ask(36, {"offset": offset, "group": "G1", "delayLevel": 0}).code == 1
+    end = {"producerGroup": "P1", "commitOrRollback": 8, "tranStateTableOffset": half.ext["queueOffset"]}
+    assert peer.ask(37, end | {"commitLogOffset": physical_offset_of(half)}).code == 0
+    rig.pass_time(2_000)
+    assert "T1" not in rig.broker.topics
+    peer.ask(310, send_fields("T1"), b"new")
+    queue = rig.broker.topics["T1"].queue(0)
+    assert queue is not None
+    assert queue.visible_offset - queue.min_offset == 1
+
+
 @pytest.mark.parametrize("origin", ["x" * 1_000, "Elsewhere"])
 def test_send_backs_are_counted_under_topics_that_there_are(rig: RemotingRig, origin: str) -> None:
     """Neither a consumer's word nor a producer's makes a counter."""
