@@ -301,6 +301,15 @@ def test_reset_of_one_queue_to_an_offset(rig: RemotingRig) -> None:
     assert rig.peer().ask(222, fields | {"topic": "None"}).code == 17
 
 
+def test_reset_is_also_of_queues_that_are_only_read(rig: RemotingRig) -> None:
+    """A topic that shrinks: RocketMQ 4.9.7 resets the queues of producers alone."""
+    peer = rig.peer()
+    peer.ask(17, {"topic": "T3", "readQueueNums": 2, "writeQueueNums": 1, "perm": 6})
+    peer.ask(15, {"consumerGroup": "G1", "topic": "T3", "queueId": 1, "commitOffset": 5})
+    assert peer.ask(222, {"topic": "T3", "group": "G1", "timestamp": 0, "isForce": "true"}).code == 0
+    assert [rig.services.offsets.committed("G1", "T3", queue_id) for queue_id in (0, 1)] == [0, 0]
+
+
 def test_clone_and_all_offsets(rig: RemotingRig) -> None:
     """remoting.md 4.7.2: 314, of one topic or all; 43 in the form of consumerOffset.json."""
     rig.peer().ask(310, send_fields("T2"), b"x")
