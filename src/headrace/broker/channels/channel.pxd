@@ -81,7 +81,7 @@ cdef class Channel:
     cdef int register(self, Subscription subscription, Py_ssize_t queue, int64_t queue_offset,
                       int64_t physical_offset, uint16_t attempts, int64_t mono_ms) except -1
     cdef int evict(self, ChannelQueue queue) except -1
-    cdef int forget_evicted(self) except -1
+    cdef int forget_evicted(self, int64_t now_ms) except -1
     cdef int read_ahead(self, Py_ssize_t index, ChannelQueue queue, int64_t end) except -1
     cdef int drop(self, ChannelQueue queue, int64_t queue_offset, int outcome) except -1
     cdef int deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,
@@ -106,7 +106,7 @@ cdef class Channel:
     cpdef bint has_ready(self)
     cdef int write_waiting(self, StateWriter writer) except -1
     cdef int write_near(self, StateWriter writer) except -1
-    cdef int take_waiting(self, bytes sections) except -1
+    cdef int take_waiting(self, bytes sections, int64_t now_ms) except -1
     cdef StateWriter begin_state(self)
     cdef int redeliver_unknown(self) except -1
     cdef int trim(self) except -1

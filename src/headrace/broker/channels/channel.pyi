@@ -164,10 +164,11 @@ class Channel:
         """Wall time at which expire() next has deferred messages to move, or -1."""
     def has_ready(self) -> bool:
         """Whether anything is deliverable now."""
-    def empty(self, limits: Mapping[int, int] | None = None) -> int:
+    def empty(self, limits: Mapping[int, int] | None = None, *, now_ms: int = 0) -> int:
         """Drop everything below ``limits`` (queue_id to queue offset; default: the readable end).
 
         A limit may lie beyond the readable end: what is appended and not yet readable then goes too.
+        ``now_ms`` (wall clock) is for what stays deferred.
 
         Returns:
             How many messages were dropped.

@@ -199,7 +199,7 @@ cdef class Channel:
             queue.jump(queue.finished.floor)
         return 0
 
-    cdef int forget_evicted(self) except -1:
+    cdef int forget_evicted(self, int64_t now_ms) except -1:
         """Give up deferred messages that retention has removed, where most are: they would wait until they are due."""
         cdef ChannelQueue queue
         cdef StateWriter waiting
@@ -212,7 +212,7 @@ cdef class Channel:
             waiting = StateWriter()
             self.deferred.write_all(waiting)
             self.deferred.clear()
-            self.take_waiting(waiting.finish())
+            self.take_waiting(waiting.finish(), now_ms)
         self.ask_evicted_at = 2 * self.deferred.count + FORGET_LEAST
         return 0
 
@@ -442,7 +442,7 @@ cdef class Channel:
             return 0
         self.ahead_idle = False
         if self.deferred.count >= self.ask_evicted_at:
-            self.forget_evicted()
+            self.forget_evicted(now_ms)
         if self.ready.count == 0:
             self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
         else:
@@ -513,7 +513,7 @@ cdef class Channel:
             queue.seen = None
         self.hold_back(queue, queue_offset, physical_offset, due_ms, now_ms)
         if self.deferred.count >= self.ask_evicted_at:
-            self.forget_evicted()
+            self.forget_evicted(now_ms)
         return True
 
     # ---- settle
@@ -634,7 +634,7 @@ cdef class Channel:
 
     # ---- empty, close
 
-    def empty(self, limits=None):
+    def empty(self, limits=None, *, int64_t now_ms=0):
         cdef ChannelQueue queue
         cdef Subscription subscription
         cdef int64_t limit
@@ -659,7 +659,7 @@ cdef class Channel:
         self.ready.clear()
         self.deferred.clear()
         if not everything:
-            self.take_waiting(waiting.finish())
+            self.take_waiting(waiting.finish(), now_ms)
         return dropped
 
     def skip_range(self, int queue_id, int64_t start, int64_t end):
@@ -679,7 +679,7 @@ cdef class Channel:
             queue.seen.add_range(start, end)
         return skipped
 
-    cdef int take_waiting(self, bytes sections) except -1:
+    cdef int take_waiting(self, bytes sections, int64_t now_ms) except -1:
         """Take back the entries of write_waiting() that are not finished."""
         cdef StateReader reader = StateReader(sections)
         cdef MessageEntry entry
@@ -693,7 +693,7 @@ cdef class Channel:
                         entry.place >> 16):
                     continue
                 if entry.due_ms > 0:
-                    self.deferred.add(entry.due_ms, &entry)
+                    self.deferred.add(now_ms, &entry)
                 else:
                     self.ready.push(entry.where, entry.place)
         return 0

@@ -121,7 +121,7 @@ class ChannelTable:
             for queue, first, last in zip(topic.queues, gap_start, gap_end, strict=True):
                 channel.skip_range(queue.queue_id, first, min(last, queue.next_offset))
         if entry.empty_below:
-            channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, entry.empty_below, strict=True)})
+            self._empty(topic, channel, entry.empty_below)
         self._attach(topic, channel, entry.key)
         self._states.look_at(channel)
 
@@ -249,8 +249,12 @@ class ChannelTable:
         if not channel.ephemeral:
             change = {"op": "empty_channel", "topic": topic.name, "channel": channel.name, "below": limits}
             self._core.control.write(change)
-        channel.empty({queue.queue_id: at for queue, at in zip(topic.queues, limits, strict=True)})
+        self._empty(topic, channel, limits)
         self.touch(channel)
+
+    def _empty(self, topic: Topic, channel: Channel, below: list[int]) -> None:
+        limits = {queue.queue_id: at for queue, at in zip(topic.queues, below, strict=True)}
+        channel.empty(limits, now_ms=self._core.clock.now_ms())
 
     # -- consumers --------------------------------------------------------------------------------------------------
 

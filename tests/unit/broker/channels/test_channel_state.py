@@ -360,3 +360,19 @@ def test_lost_spill_file_leads_to_early_redelivery(tmp_path) -> None:
     bench.finish(sub, *ids[90:])
     assert bench.channel.in_flight_count == 80
     assert bench.channel.deferred_count == 0
+
+
+def test_bound_of_deferrals_in_memory_holds_after_an_empty(tmp_path) -> None:
+    """What is put back into the deferred set must not make it take hours for seconds: those are never spilled."""
+    bench = Bench(max_deferred_in_memory=10, spill_directory=tmp_path / "spill")
+    ids = bench.publish(101)
+    sub = bench.subscribe(200)
+    bench.take(sub)
+    bench.requeue(sub, ids[100], 3_600_000)
+    assert bench.channel.empty({0: 100}, now_ms=bench.now) == 100
+    bench.publish(100)
+    for message_id, _, _ in bench.take(sub):
+        bench.requeue(sub, message_id, 600_000)
+    assert list((tmp_path / "spill").iterdir())
+    assert bench.advance(600_000) == 100
+    assert bench.advance(3_000_000) == 1
