@@ -106,7 +106,7 @@ class ZeroAhead:
             if self._job.cancel():
                 self._job = None
             else:
-                self._counters.zero_waits += 1
+                self._counters.zero_waits += not self._job.done()
                 self._take_result()
         self._log.zeroing_from = NEVER_ZEROING
 

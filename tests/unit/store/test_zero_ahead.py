@@ -160,6 +160,21 @@ def test_what_was_not_begun_is_not_waited_for(wide: StoreBench) -> None:
     assert_all_there(wide, number)
 
 
+def test_zeros_that_are_written_are_not_waited_for(wide: StoreBench) -> None:
+    """Whoever reaches a stretch takes note of it first; where the thread was through with it, that is no wait."""
+    publish_until(wide, lambda: wide.store.zero_ahead._job is not None)
+    first = wide.store.log.zeroing_from
+    wait_for_job(wide)
+    number = 0
+    while wide.store.log.end_offset <= first:
+        wide.append("t", b"%08d" % number + b"y" * 50_000, flush=False)
+        number += 1
+    assert wide.store.log.zeroing_from == NEVER_ZEROING
+    assert (wide.store.counters.zeroed_bytes, wide.store.counters.zero_waits) == (STRETCH, 0)
+    assert wide.store.zero_ahead.zeroed_offset == first + STRETCH
+    assert_all_there(wide, number)
+
+
 def test_a_failed_write_of_zeros_only_ends_them(
     wide: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
