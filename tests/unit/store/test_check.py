@@ -467,6 +467,30 @@ def test_channel_states_are_read_as_channels_write_them(tmp_path: Path) -> None:
         stored.apply(b"\x07\x07")
 
 
+def test_a_cut_says_nothing_of_what_lies_below_it() -> None:
+    """A channel that has finished nothing notes no floor: the end of a cut is none."""
+    from tests.support.channels import Bench
+
+    bench = Bench()
+    ids = bench.publish(3)
+    subscription = bench.subscribe()
+    bench.take(subscription)
+    bench.requeue(subscription, ids[2], 60_000)
+    noted = bench.channel.take_changes()
+    assert noted is not None
+    bench = Bench()
+    bench.publish(2)
+    bench.restart(None, [noted])
+    assert bench.clamped == [1]
+    cut = bench.channel.take_changes()
+    assert cut is not None
+    stored = StoredChannel()
+    stored.apply(noted)
+    stored.apply(cut)
+    assert stored.live_entries() == []
+    assert [stored.is_finished(0, queue_offset) for queue_offset in range(2)] == [False, False]
+
+
 # -- dump --
 
 

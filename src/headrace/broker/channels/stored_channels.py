@@ -110,8 +110,9 @@ class StoredChannel:
 
     def _cut(self, queue_id: int, end: int) -> None:
         """What was recorded at or above ``end`` never was."""
-        self.floors[queue_id] = min(self.floors.get(queue_id, end), end)
-        self.cursors[queue_id] = min(self.cursors.get(queue_id, end), end)
+        for positions in (self.floors, self.cursors):
+            if queue_id in positions:
+                positions[queue_id] = min(positions[queue_id], end)
         for key in [key for key in self.finished if key[0] == queue_id and key[1] + 64 > end]:
             kept = self.finished[key] & ((1 << max(0, end - key[1])) - 1)
             if kept:
