@@ -243,6 +243,29 @@ def test_a_message_that_cannot_be_read_has_no_age(rig: RecordsRig, monkeypatch: 
     assert sorted(rig.written()[0]["lag"]) == [["T", "c", "nsq", -1, 2, -1.0], ["T", "g", "remoting", 0, 1, -1.0]]
 
 
+def test_queue_files_that_are_moved_away_cost_ages_and_no_minute(
+    rig: RecordsRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that is not mounted for some minutes: each of them was lost, with a traceback."""
+    rig.subscribe("T", "c")
+    rig.put("T", [b"1", b"2"])
+    rig.core.offsets.commit("g", "T", 0, 1)
+    rig.restart()
+    rig.subscribe("T", "c")
+    rig.put("U", [b"3"])
+    folder = Path(rig.store_settings.data_dir) / "consumequeue"
+    folder.rename(folder.with_name("away"))
+    rig.store.files.close()  # those that are open can be read on
+    rig.pass_minute()
+    rig.pass_time(100)
+    folder.with_name("away").rename(folder)
+    rig.pass_time(1_100)
+    assert "failed by a bug" not in caplog.text
+    found = rig.written()[-1]
+    assert sorted(found["lag"]) == [["T", "c", "nsq", -1, 2, -1.0], ["T", "g", "remoting", 0, 1, -1.0]]
+    assert [row[:1] for row in found["put"]] == [["U"]]
+
+
 def test_closing_writes_the_minute_that_runs(rig: RecordsRig) -> None:
     rig.put("T", [b"1"])
     rig.pass_time(5_000)
