@@ -386,9 +386,11 @@ class Transactions:
                     read_bytes += self._check(half_offset, entry, now_ms, gathering, renewals)
                 except RequestError as error:
                     self._discard(half_offset, str(error))
-            self._write_renewals(gathering, renewals)
-            for renewal in renewals:
+            failure = self._write_renewals(gathering, renewals)
+            for renewal in renewals:  # a full disk may have room for some: those count as asked
                 self._ask(renewal)
+            if failure is not None:
+                raise failure
             if not gathering.is_full or clock.monotonic_ms() >= until_ms:
                 return
 
@@ -444,18 +446,20 @@ class Transactions:
             gathering = Gathering(self._broker)
             renewal = self._renewal(half_offset, RecordCopy(raw), entry)
             gathering.add(renewal)
-            self._write_renewals(gathering, [renewal])
+            failure = self._write_renewals(gathering, [renewal])
+            if failure is not None:
+                raise failure
 
     def _renewal(self, half_offset: int, half: RecordCopy, entry: OpenHalf) -> Renewal:
         """Return what appends a half message anew; ``entry`` is to be that of its copy."""
         place = self._place_of(half)
         return Renewal(self, half_offset, half, entry, is_waited_for=place is not None and place[1].awaits_flush)
 
-    def _write_renewals(self, gathering: Gathering, renewals: list[Renewal]) -> None:
-        """Append half messages anew; those that cannot be are dropped, and left out of ``renewals``.
+    def _write_renewals(self, gathering: Gathering, renewals: list[Renewal]) -> StoreError | None:
+        """Append half messages anew; those that cannot be are left out of ``renewals``, and dropped if they never can.
 
-        Raises:
-            StoreError: the store takes no writes; what was not written is as before.
+        Returns:
+            Why the store did not take all of them; what was not written is as before.
         """
         gathering.publish()
         failure: StoreError | None = None
@@ -473,10 +477,11 @@ class Transactions:
                 self._is_failing = False
                 self._note_renewed(renewal)
         if failure is not None:
-            raise failure
+            return failure
         for renewal, why in refused:
             # A copy has a few bytes more than its original: it may break a limit that the original kept.
             self._discard(renewal.half_offset, str(why))
+        return None
 
     def _note_renewed(self, renewal: Renewal) -> None:
         self._note_decided(renewal.half_offset, renewal.placed(0)[1])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.batch import PublishBatch
 from headrace.broker.gathering import MAX_WORKS
 from headrace.broker.message import Message, StoredMessage, put
 from headrace.broker.withheld.decided_floors import GROUP
@@ -20,7 +21,13 @@ from headrace.broker.withheld.transactions import (
     MAX_BYTES_AT_ONCE,
     TICK_MS,
 )
-from headrace.errors import InvalidDelayError, MessageNotFoundError, MessageTooLargeError, QuotaExceededError
+from headrace.errors import (
+    InvalidDelayError,
+    MessageNotFoundError,
+    MessageTooLargeError,
+    QuotaExceededError,
+    StoreFullError,
+)
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from headrace.format.record import check as check_record
 from headrace.format.record import encode as encode_record
@@ -790,6 +797,26 @@ def test_questions_that_a_full_disk_kept_back_do_not_count(rig: MessagingRig) ->
     assert end(rig, half)
     rig.store.flush()
     assert rig.bodies("T", 2) == [b"body"]
+
+
+def test_what_still_has_room_on_a_full_disk_is_asked_about(rig: MessagingRig) -> None:
+    """Small copies fit into the rest of the last segment: each counted as a question, and none was asked."""
+    for size in (10, 100_000, 20):
+        prepare(rig, bytes(size))
+    rig.store.flush()
+    append = rig.store.append
+
+    def refuse_large(batch: PublishBatch) -> int:
+        if batch.body_bytes > 50_000:
+            raise StoreFullError("no room")
+        return append(batch)
+
+    rig.store.append = refuse_large  # type: ignore[method-assign]
+    rig.pass_time(6_000)
+    assert [len(rig.checks), rig.transactions.counters.checks] == [2, 2]
+    rig.free_disk()
+    rig.pass_time(1_100)
+    assert sorted(rig.transactions._open[check.half_offset].checks for check in rig.checks) == [1, 1, 1]
 
 
 def test_the_producer_is_asked_once_at_least_however_old_the_transaction_is(rig: MessagingRig) -> None:
