@@ -8,7 +8,9 @@ Fillers behind a queue's last record do not count: a clean end takes them out of
 such a filler's size for how far into the log its queues reach, and dispatch nothing. Where such a queue goes on is in
 the note of that end, until the next clean one.
 
-Queues are written on the event loop in slices of a few milliseconds and synced in a thread.
+Queues are written on the event loop in slices of a few milliseconds and synced in a thread. The first files of new
+queues are made ahead, in a thread: with two folders each they are most of what a queue's first write takes, and of
+thousands that a stop found without files it had to make them all.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import FORMAT_VERSION, open_anew, read_side_file, write_side_file
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
-from headrace.store.consume_queue import UNSYNCED_VIEWS, ConsumeQueue
+from headrace.store.consume_queue import UNSYNCED_VIEWS, ConsumeQueue, QueueFiles
 from headrace.store.directory import StoreDirectory
 from headrace.store.segment import is_syncfs_told_of_errors, sync_file_system
 
@@ -44,6 +46,10 @@ SYNC_AS_A_WHOLE: Final = 64
 """Queues from which on their file system is synced in one go: an fdatasync of each is a commit of its journal each, and
 three thousand of them took a stop 20 s."""
 
+MADE_AT_ONCE: Final = 500
+"""Queues whose files a thread makes in one job: 30 ms, where the file system is slow at it half a second. The thread
+is one of two that make the next segment, too."""
+
 
 class Checkpoints:
     """The checkpoints of one open store.
@@ -58,6 +64,7 @@ class Checkpoints:
         log: CommitLog,
         queues: Mapping[tuple[str, int], ConsumeQueue],
         directory: StoreDirectory,
+        files: QueueFiles,
         executor: ThreadPoolExecutor,
         clock: Clock,
         settings: StoreSettings,
@@ -70,6 +77,7 @@ class Checkpoints:
         self._log = log
         self._queues = queues
         self._directory = directory
+        self._files = files
         self._executor = executor
         self._clock = clock
         self._settings = settings
@@ -78,6 +86,8 @@ class Checkpoints:
         self._lock_fd = lock_fd
         self._began_ms = clock.monotonic_ms()
         self._target = 0
+        self._making: Future[None] | None = None
+        self._looked_at = 0  # those before it on the log's list of dirty queues have a file, or their job did
         self._to_write: list[ConsumeQueue] = []  # from the last on; empty: no checkpoint is being prepared
         self._errors_before = 0
         self._is_behind = False  # a queue could not be written: named, and tried again
@@ -114,6 +124,21 @@ class Checkpoints:
         due = self._clock.monotonic_ms() - self._began_ms >= self._settings.checkpoint_interval_ms
         if appended >= self._settings.checkpoint_bytes or (due and appended > 0):
             self.start()
+        self._make_some()
+
+    def _make_some(self) -> None:
+        """Have a thread make the files of some new queues; where that fails, whoever writes the queue names it."""
+        if self._making is not None and not self._making.done():
+            return
+        looked_at = self._log.dirty_queues[self._looked_at : self._looked_at + MADE_AT_ONCE]
+        self._looked_at += len(looked_at)
+        new = [queue.directory for queue in looked_at if queue.written_offset == 0 < queue.next_offset]
+        if new:
+            self._making = self._executor.submit(self._make, new)
+
+    def _make(self, directories: list[str]) -> None:
+        require_in_place(self._directory.consume_queues)
+        self._files.make_first(directories)
 
     @property
     def is_writing(self) -> bool:
@@ -177,6 +202,7 @@ class Checkpoints:
             else:
                 queue.listed = False
         self._log.dirty_queues = left
+        self._looked_at = 0
 
     def _sync(self, touched: list[ConsumeQueue], target: int, entries: int) -> None:
         require_in_place(self._directory.consume_queues)  # a queue whose file is missing counts as removed

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headrace.store.recovery import Hole
@@ -42,6 +42,13 @@ class QueueFiles:
     """The bounded pool of open consume-queue files of one store."""
 
     def __init__(self, file_bytes: int, most_open: int) -> None: ...
+    def make_first(self, directories: Iterable[str]) -> None:
+        """Make the first file of each queue, given by its directory, that has none. Without the GIL: for a thread.
+
+        Raises:
+            OSError: one cannot be made; those behind it were not tried.
+        """
+
     def close(self) -> None: ...
 
 class ConsumeQueue(QueueBase):

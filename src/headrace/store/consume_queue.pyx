@@ -21,7 +21,9 @@ from contextlib import suppress
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove
-from posix.unistd cimport pread, pwrite
+from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_EXCL, O_RDWR, open as open_file
+from posix.types cimport mode_t
+from posix.unistd cimport close, ftruncate, pread, pwrite
 from libc.errno cimport errno as c_errno
 
 from headrace.errors import UnreadableError, UnsyncedError
@@ -29,6 +31,9 @@ from headrace.format.lock_file import require_in_place
 from headrace.format.names import is_offset_name
 from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
 from headrace.store.log_base cimport LogBase
+
+cdef extern from "<sys/stat.h>" nogil:
+    int mkdir(const char* path, mode_t mode)
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +139,33 @@ class QueueFiles:
             _, oldest = self._open.popitem(last=False)
             os.close(oldest)
         return fd
+
+    def make_first(self, directories):
+        """Make the first file of each of these queues where there is none, without the GIL.
+
+        Raises:
+            OSError: one cannot be made; those behind it were not tried.
+        """
+        cdef int64_t file_bytes = self.file_bytes
+        cdef bytes folder, folder_above, path
+        cdef const char* names[3]
+        cdef int fd, error
+        for directory in directories:
+            folder = os.fsencode(directory)
+            folder_above = os.path.dirname(folder)
+            path = folder + b"/%020d" % 0
+            names[0], names[1], names[2] = folder_above, folder, path
+            with nogil:
+                mkdir(names[0], 0o777)
+                mkdir(names[1], 0o777)
+                fd = open_file(names[2], O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0o644)
+                error = 0
+                if fd < 0 or ftruncate(fd, file_bytes) < 0:
+                    error = c_errno
+                if fd >= 0:
+                    close(fd)
+            if error and error != errno.EEXIST:
+                raise OSError(error, os.strerror(error), os.fsdecode(path))
 
     def keep_block(self, ConsumeQueue queue not None):
         """Note that a queue keeps a block of its entries; it keeps it until MAX_BLOCKS others were read later."""

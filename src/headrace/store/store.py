@@ -209,6 +209,7 @@ class Store:
             self.log,
             self.queues,
             self.directory,
+            self.files,
             self._executor,
             self.clock,
             self.settings,

@@ -24,7 +24,7 @@ from headrace.errors import (
     StoreFullError,
     UnreadableError,
 )
-from headrace.store.checkpoint import SYNC_AS_A_WHOLE, Checkpoints
+from headrace.store.checkpoint import MADE_AT_ONCE, SYNC_AS_A_WHOLE, Checkpoints
 from headrace.store.gate import Gate
 from headrace.store.key_query import KeyQuery
 from headrace.store.opening import Opening
@@ -661,6 +661,63 @@ def test_a_checkpoint_of_many_queues_holds_the_loop_shortly(make_bench: MakeBenc
     bench.crash_and_open()
     assert bench.store.recovery.scanned_from <= bench.store.checkpoints.offset
     assert len(bench.store.queues) == 51
+
+
+def test_files_of_new_queues_are_made_ahead_in_a_thread(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine thousand new topics made a stop 8 to 12 s long: each has two folders and a file, which it had to make."""
+    made = [f"t{number}" for number in range(MADE_AT_ONCE + 100)]
+    for topic in made:
+        bench.append(topic, b"x", flush=False)
+    bench.store.flush()
+    for _ in range(2):
+        bench.store.tick()
+        assert bench.store.checkpoints._making is not None
+        bench.store.checkpoints._making.result()
+    paths = [bench.root / "consumequeue" / topic / "0" / f"{0:020d}" for topic in made]
+    assert {path.read_bytes() for path in paths} == {bytes(400)}
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.files, "make_first", None)  # once for each
+        bench.store.tick()
+    bench.crash_and_open()
+    assert all(bench.messages(topic) == {0: b"x"} for topic in made)
+
+
+@pytest.mark.parametrize("in_the_way", ["file", "away"])
+def test_a_file_that_cannot_be_made_ahead_is_left_to_whoever_writes_the_queue(
+    bench: StoreBench, caplog: pytest.LogCaptureFixture, in_the_way: str
+) -> None:
+    """A full disk, or one that is not mounted: named once, when the entries are written, and mended behind it."""
+    folder = bench.root / "consumequeue"
+    bench.append("before", b"x")
+    _run_checkpoint(bench)
+    bench.append("t", b"x")
+    if in_the_way == "file":
+        (folder / "t").touch()
+    else:
+        folder.rename(bench.root / "away")
+    bench.store.tick()
+    assert bench.store.checkpoints._making is not None
+    assert isinstance(bench.store.checkpoints._making.exception(), OSError)
+    assert caplog.text == ""
+    _run_checkpoint(bench)
+    assert caplog.text.count("consume queue not written") == 1
+    assert folder.exists() == (in_the_way == "file")
+    if in_the_way == "file":
+        (folder / "t").unlink()
+    else:
+        (bench.root / "away").rename(folder)
+    bench.restart()
+    assert bench.messages("t") == {0: b"x"}
+
+
+def test_a_file_made_ahead_is_not_touched_where_there_is_one(bench: StoreBench) -> None:
+    bench.append("t", b"x")
+    _run_checkpoint(bench)
+    folder = bench.root / "consumequeue" / "t" / "0"
+    before = _content(folder)
+    bench.store.files.make_first([str(folder), str(folder.with_name("1"))])
+    assert _content(folder) == before
+    assert _content(folder.with_name("1")) == {str(folder.with_name("1") / f"{0:020d}"): bytes(400)}
 
 
 def test_epoch_gap_is_not_read_again(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
