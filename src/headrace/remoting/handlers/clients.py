@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.broker.config_file import Saved
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
+    from headrace.remoting.reply import Parts
     from headrace.remoting.services import Services
 
 MAX_NEW_GROUPS: Final = 100
@@ -213,15 +214,20 @@ def read_subscription(given: dict[str, Any]) -> Subscription:
     )
 
 
-def unregister_client(peer: Peer, command: Command) -> Reply:
-    """Take the client of a connection out of a producer and a consumer group (35), whatever client id is named."""
+def unregister_client(peer: Peer, command: Command) -> Parts:
+    """Take the client of a connection out of a producer and a consumer group (35), whatever client id is named.
+
+    Its locks are looked for in parts.
+    """
     clients, group = peer.services.clients, command.ext.get("consumerGroup", "")
     online = clients.consumer_group(group)
     member = online.members.get(peer) if online else None
     changed = clients.unregister(peer, command.ext.get("producerGroup", ""), group)
-    if member is not None:
-        peer.services.locks.unlock_client(group, member.client.client_id)
-    peer.services.notices.tell(changed)
+    try:
+        if member is not None:
+            yield from peer.services.locks.unlock_client(group, member.client.client_id)
+    finally:  # also where the connection ends between two parts: what is still locked then expires
+        peer.services.notices.tell(changed)
     return Reply()
 
 
