@@ -816,7 +816,7 @@ def test_what_still_has_room_on_a_full_disk_is_asked_about(rig: MessagingRig) ->
     assert [len(rig.checks), rig.transactions.counters.checks] == [2, 2]
     rig.free_disk()
     rig.pass_time(1_100)
-    assert sorted(rig.transactions._open[check.half_offset].checks for check in rig.checks) == [1, 1, 1]
+    assert sorted(rig.transactions._open._entries[check.half_offset].checks for check in rig.checks) == [1, 1, 1]
 
 
 def test_the_producer_is_asked_once_at_least_however_old_the_transaction_is(rig: MessagingRig) -> None:
