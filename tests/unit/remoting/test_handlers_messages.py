@@ -40,9 +40,12 @@ def test_message_is_taken_back_where_its_retry_topic_may_not_be_written_to(rig: 
     """RocketMQ 4.9.7 answers 16; its clients then send it to that topic themselves, which it accepts."""
     peer = rig.peer()
     peer.heartbeat("c1", group="G1")
-    fields = {"offset": physical_offset_of(peer.ask(310, send_fields("T1"), b"hello")), "group": "G1", "delayLevel": 1}
+    reply = peer.ask(310, send_fields("T1"), b"hello")
+    fields = {"offset": physical_offset_of(reply), "group": "G1", "delayLevel": 1}
     peer.ask(17, {"topic": "%RETRY%G1", "readQueueNums": 1, "writeQueueNums": 1, "perm": 4})
     assert peer.ask(36, fields).code == 0
+    for within in (1, 4, -1):
+        assert peer.ask(36, fields | {"offset": physical_offset_of(reply) + within}).code == 1
     rig.pass_time(2_000)
     assert [message.body for message in rig.messages("%RETRY%G1")] == [b"hello"]
 
