@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -94,11 +95,11 @@ class Histories(RuleBasedStateMachine):
         }
         self.pulled: dict[str, tuple[int, int]] = {}  # by message: its physical offset in each log
         self.ends: Counter[tuple[str, str]] = Counter()  # messages by topic and queue
-        described = {
+        self.described = {
             "topic": self.topic, "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2", "perm": "6",
             "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
         }  # fmt: skip
-        self.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, described)
+        self.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, self.described)
         self.pull("0", 0, 1, "*", 0)  # makes the group
 
     def teardown(self) -> None:
@@ -233,6 +234,43 @@ class Histories(RuleBasedStateMachine):
         self.note_stored(letters, "0", 1)
         self.pull("0", self.ends[letters, "0"] - 1, 1, "*", 0, topic=letters)
 
+    @rule(
+        queue_id=st.sampled_from(QUEUES),
+        decision=st.sampled_from((8, 8, 12)),
+        wrong=st.sampled_from((None, None, "producerGroup", "tranStateTableOffset")),
+        times=st.sampled_from((1, 1, 2)),
+    )
+    def transact(self, queue_id: str, decision: int, wrong: str | None, times: int) -> None:
+        """A half message, and END_TRANSACTION: as it should be, with a wrong field, and after a rollback again."""
+        number = next(self.numbers)
+        properties = {"UNIQ_KEY": f"{number:032X}", "TRAN_MSG": "true", "PGROUP": "producers", "KEYS": "k1"}
+        ext = {
+            "a": "producers", "b": self.topic, "c": "TBW102", "d": "4", "e": queue_id, "f": "4", "g": str(BORN_MS),
+            "h": "0", "i": encode_properties(properties).decode(), "j": "0", "k": "false", "m": "false",
+        }  # fmt: skip
+        halves = [peer.call(RequestCode.SEND_MESSAGE_V2, ext, b"%d" % number).ext or {} for peer in self.clients[""]]
+        answers = []
+        for peer, half in zip(self.clients[""], halves, strict=True):
+            end = {
+                "producerGroup": "producers", "tranStateTableOffset": half["queueOffset"], "msgId": "x",
+                "commitLogOffset": str(int(half["msgId"][-16:], 16)), "commitOrRollback": str(decision),
+                "fromTransactionCheck": "false",
+            }  # fmt: skip
+            if wrong is not None:
+                end[wrong] = "99999"
+            again = times if decision == 12 or wrong is not None else 1  # a second commit is known to differ
+            answers.append([peer.call(RequestCode.END_TRANSACTION, end).code for _ in range(again)])
+        assert answers[1] == answers[0]
+        if decision == 8 and wrong is None:
+            self.note_stored(self.topic, queue_id, 1)
+
+    @rule(key=st.sampled_from(("k1", "k2", "k3")), most=st.sampled_from(("1", "2", "64")))
+    def find(self, key: str, most: str) -> None:
+        """QUERY_MESSAGE."""
+        time.sleep(0.05)  # RocketMQ's index follows its queues
+        ext = {"topic": self.topic, "key": key, "maxNum": most, "beginTimestamp": "0", "endTimestamp": str(1 << 62)}
+        self.ask(RequestCode.QUERY_MESSAGE, ext, parse=only_messages)
+
     # -- offsets -------------------------------------------------------------------------------------------------
 
     @rule(queue_id=st.sampled_from(QUEUES), offset=st.sampled_from((0, 1, 2, 1_000)))
@@ -249,6 +287,27 @@ class Histories(RuleBasedStateMachine):
         self.ask(RequestCode.GET_MIN_OFFSET, named)
         self.ask(RequestCode.GET_MAX_OFFSET, named)
         self.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, named | {"timestamp": str(BORN_MS)})
+
+    @rule(
+        enabled=st.sampled_from((True, True, False)),
+        broadcast=st.booleans(),
+        retry_queues=st.sampled_from((1, 1, 2)),
+        most=st.sampled_from((-1, 0, 1, 16)),
+        slow=st.sampled_from((0, 1, 2)),
+    )
+    def configure_group(self, enabled: bool, broadcast: bool, retry_queues: int, most: int, slow: int) -> None:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, under members and pulls."""
+        said = {
+            "groupName": self.group, "consumeEnable": enabled, "consumeFromMinEnable": True,
+            "consumeBroadcastEnable": broadcast, "retryQueueNums": retry_queues, "retryMaxTimes": most, "brokerId": 0,
+            "whichBrokerWhenConsumeSlowly": slow, "notifyConsumerIdsChangedEnable": True,
+        }  # fmt: skip
+        self.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, json.dumps(said).encode())
+
+    @rule(perm=st.sampled_from(("6", "6", "6", "4", "2")))
+    def change_permission(self, perm: str) -> None:
+        """UPDATE_AND_CREATE_TOPIC, under members and pulls."""
+        self.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, self.described | {"perm": perm})
 
     @rule()
     def look_at_all(self) -> None:
