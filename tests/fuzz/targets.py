@@ -19,7 +19,7 @@ from headrace.format import fastjson
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.remoting import bodies, codec
-from headrace.remoting.handlers.clients import read_consumer
+from headrace.remoting.handlers.clients import read_consumers
 from headrace.remoting.reading.subscriptions import filter_of
 from headrace.remoting.registry import bodies as registry_bodies
 from headrace.remoting.sending.rows import RowIntake
@@ -230,15 +230,19 @@ def queues(data: bytes) -> None:
 
 def heartbeat(data: bytes) -> None:
     with contextlib.suppress(RequestError):
-        body = bodies.read_object(data)
+        body = bodies.read_outline(data, "consumerDataSet")
         bodies.member_text(body, "clientID")
         for given in bodies.member_list(body, "producerDataSet", MAX_SUBSCRIPTIONS, "x"):
             bodies.member_text(given, "groupName")
-        for given in bodies.member_list(body, "consumerDataSet", MAX_SUBSCRIPTIONS, "x"):
-            consumer = read_consumer(given, MAX_SUBSCRIPTIONS)
-            for found in consumer.subscriptions:
-                assert isinstance(found, Subscription)
-                filter_of(found.kind, found.expression)
+        reading = read_consumers(body, MAX_SUBSCRIPTIONS)
+        try:
+            while True:
+                next(reading)
+        except StopIteration as end:
+            for consumer in end.value:
+                for found in consumer.subscriptions:
+                    assert isinstance(found, Subscription)
+                    filter_of(found.kind, found.expression)
 
 
 def expression(data: bytes) -> None:

@@ -73,6 +73,15 @@ def read_outline(body: bytes, name: str) -> dict[str, Any]:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is malformed: {error}") from error
 
 
+def read_entry(entry: Any, name: str) -> dict[str, Any]:
+    """Return one entry of a list that ``read_outline`` found, read in the same way as to its own list ``name``.
+
+    Raises:
+        RequestRefusedError: it is no object.
+    """
+    return read_outline(bytes(entry), name) if isinstance(entry, msgspec.Raw) else entry
+
+
 def read_entries(entries: Sequence[Any], name: str) -> list[dict[str, Any]]:
     """Return some entries of a list that ``read_outline`` found.
 

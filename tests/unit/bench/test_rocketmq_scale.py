@@ -11,7 +11,7 @@ from bench.rocketmq_scale import Crowd, RawClient, heartbeat_body
 from headrace.format import fastjson
 from headrace.remoting.codec import decode_command, encode_request, encode_response
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.remoting.handlers.clients import read_consumer
+from headrace.remoting.handlers.clients import read_subscription
 
 
 class Pipe:
@@ -47,6 +47,7 @@ def test_answers_and_questions_are_counted_however_they_come(piece: int) -> None
 
 def test_heartbeat_is_one_that_the_broker_takes() -> None:
     body = fastjson.loads(heartbeat_body(41))
-    data = read_consumer(body["consumerDataSet"][0], 10)
-    assert data.group == "scale-group-2"
-    assert [subscription.topic for subscription in data.subscriptions] == ["BenchmarkTest", "%RETRY%scale-group-2"]
+    (data,) = body["consumerDataSet"]
+    assert data["groupName"] == "scale-group-2"
+    subscriptions = [read_subscription(given) for given in data["subscriptionDataSet"]]
+    assert [subscription.topic for subscription in subscriptions] == ["BenchmarkTest", "%RETRY%scale-group-2"]

@@ -18,6 +18,7 @@ from headrace.remoting.codec import Command, encode_request
 from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers import queue_locks
+from headrace.remoting.handlers.clients import SUBSCRIPTIONS_AT_ONCE
 from headrace.remoting.handlers.queue_locks import QUEUES_AT_ONCE
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.large_requests import LARGE_BODY_BYTES
@@ -455,6 +456,39 @@ def test_locks_of_many_queues_are_given_and_taken_back_in_parts(
     assert done(42)[0] == [4_000, 3_000, 2_000, 1_000, 0]
 
 
+def test_a_heartbeat_with_many_subscriptions_is_read_in_parts(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10,000, the most that a client may have, held the loop for 46 ms. What it says holds as a whole."""
+    monkeypatch.setattr(large_requests, "TURN_MS", 0)
+    link = rig.link()
+    link.server.large_requests.call_soon = link.loop.call_soon
+
+    def answer_to(*groups: dict[str, Any]) -> tuple[int, Command]:
+        found = link.send(encode_request(0, 34, 1, body=as_json({"clientID": "c1", "consumerDataSet": groups})))
+        turns = 0
+        while link.loop.come_round():
+            turns += 1
+            found += link.taken()
+        (answer,) = (frame for frame in found if frame.is_response)
+        return turns, answer
+
+    for group in ("G1", "G2"):
+        rig.peer().heartbeat("c0", group=group)
+    many = [subscription(f"T{number}") for number in range(3 * SUBSCRIPTIONS_AT_ONCE)]
+    assert len(as_json(many)) > bodies.MAX_SLOW_BYTES
+    turns, answer = answer_to(consumer_data("G1", *many), consumer_data("G2", subscription("T1")))
+    assert (answer.code, answer.remark) == (0, "")
+    assert turns >= 4
+    clients = rig.services.clients
+    assert [clients.groups_of(f"T{number}") for number in (0, 1, len(many) - 1)] == [["G1"], ["G1", "G2"], ["G1"]]
+    _, answer = answer_to(consumer_data("G1", subscription("new"), *many[:-1], {"topic": 3}))
+    assert (answer.code, answer.remark) == (1, "the body's <topic> is missing or no text")
+    assert clients.groups_of("new") == []
+    _, answer = answer_to(*(consumer_data(f"G{number}", *many) for number in range(4)))
+    assert (answer.code, "remoting.max_subscriptions" in answer.remark) == (2, True)
+
+
 def test_a_small_request_that_is_done_in_parts_is_answered(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever there is in its few bytes: what is left of it waits in line as that of a large one."""
     monkeypatch.setattr(queue_locks, "QUEUES_AT_ONCE", 1)
@@ -674,7 +708,7 @@ def test_a_change_that_cannot_be_written_counts_and_says_so(rig: RemotingRig, mo
     for call in calls:
         call()
     (answer,) = answers + link.taken()
-    assert (answer.code, "No space left on device; the change counts" in (answer.remark or "")) == (14, True)
+    assert (answer.code, "No space left on device; the change counts" in answer.remark) == (14, True)
     assert rig.services.groups.get("Full") is not None
     rig.restart()
     assert rig.services.groups.get("Full") is not None
