@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -16,13 +17,14 @@ from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic
 from headrace.cli import checkup
 from headrace.cli.program import run
-from headrace.clock import Clock
+from headrace.clock import Clock, ManualClock
 from headrace.errors import ConfigError
 from headrace.remoting.advertised import Advertised
 from headrace.remoting.registration import BrokerIdentity, Registrar
 from headrace.remoting.registry.server import RegistryServer
-from headrace.settings import RegistrySettings, Settings, load_settings
+from headrace.settings import RegistrySettings, Settings, StoreSettings, load_settings
 from headrace.settings.validate import VIP_DISTANCE
+from headrace.store.store import Store
 from headrace.testing import broker as running_broker
 from tests.support.ports import free_port
 
@@ -422,6 +424,18 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not writable" in checkup.check_disk(wanted)[0].text
     (tmp_path / "store").write_text("")
     assert "is no directory" in checkup.check_disk(wanted)[0].text
+
+
+def test_a_stores_own_segments_are_what_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size is fixed for the life of a store, whatever the setting says by now."""
+    Store.open(StoreSettings(data_dir=tmp_path / "store", segment_bytes=1 << 20), ManualClock()).close()
+    wanted = settings(tmp_path)
+    assert wanted.store.segment_bytes == 1 << 20
+    larger = replace(wanted, store=replace(wanted.store, segment_bytes=1 << 30))
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: type("U", (), {"free": 8 << 20, "total": 1 << 40}))
+    assert checkup.check_disk(larger)[0].status == "ok"
+    (tmp_path / "store" / "headrace" / "store.json").write_text("x")
+    assert checkup.check_disk(larger)[0].status == "problem"
 
 
 def test_a_folder_that_a_start_refuses_is_a_problem(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 import uvloop
 
 from headrace.broker.access import AccessRules, User, find_rules, is_exposed
-from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError, StoreFullError
+from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
 from headrace.format.lock_file import is_held, owner_in
 from headrace.net.address import format_address, is_loopback, parse_address
@@ -376,19 +376,18 @@ def check_disk(settings: Settings) -> list[Finding]:
     data_dir = settings.store.data_dir
     if problem := find_folder_problem(data_dir):
         return [Finding("problem", "disk", f"{problem}; choose another with --data-dir")]
-    if data_dir.is_dir():
-        try:
-            StoreDirectory(data_dir).require_not_foreign()
-        except (StoreError, OSError) as error:
-            return [Finding("problem", "disk", str(error))]
-    usage = shutil.disk_usage(nearest_folder(data_dir))
-    segment = settings.store.segment_bytes
     directory = StoreDirectory(data_dir)
-    if not is_there(directory.identity):
-        try:
+    identity = None
+    try:
+        if data_dir.is_dir():
+            directory.require_not_foreign()
+            identity = directory.load_identity()
+        segment = identity.segment_bytes if identity is not None else settings.store.segment_bytes
+        if identity is None:
             require_room(directory, settings.store, 0, segment)
-        except StoreFullError as error:
-            return [Finding("problem", "disk", str(error))]
+    except (StoreError, OSError) as error:
+        return [Finding("problem", "disk", str(error))]
+    usage = shutil.disk_usage(nearest_folder(data_dir))
     text = f"{data_dir}: {format_size(usage.free >> 20 << 20)} free of {format_size(usage.total >> 20 << 20)}"
     if usage.free < segment:
         return [Finding("problem", "disk", f"{text}, a segment takes {format_size(segment)}")]

@@ -11,7 +11,7 @@ import click
 import headrace
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.cli.serve import start_logging
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StoreError
 from headrace.foreground import (
     announce,
     clear_ready_file,
@@ -69,7 +69,7 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     if not settings.registry.address:
         raise ConfigError('registry.address = "" is not accepted: a registry alone needs an address "host:port"')
     if problem := find_folder_problem(settings.store.data_dir):
-        raise ConfigError(f"{problem}; choose another with --data-dir", key="store.data_dir")
+        raise StoreError(f"{problem}; choose another with --data-dir")
     raise_file_limit()
     if ready_file is not None:
         require_writable(ready_file)
