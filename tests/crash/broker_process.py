@@ -103,6 +103,12 @@ class BrokerProcess:
         self._process.wait()
         self._process, self.pid = None, -1
 
+    def hold(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT when the time has passed."""
+        os.kill(self.pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(self.pid, signal.SIGCONT)
+
     def stop(self, timeout_s: float = 20.0) -> int:
         """SIGTERM; return the exit code."""
         assert self._process is not None

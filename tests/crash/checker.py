@@ -20,12 +20,15 @@ from tests.crash.history import (
     Answered,
     Asked,
     BrokerComplained,
+    ChangeAsked,
+    ChangeGranted,
     Crashed,
     Delivered,
     Drained,
     Event,
     Finished,
     Granted,
+    Held,
     Observed,
     Outcome,
     Payload,
@@ -34,6 +37,8 @@ from tests.crash.history import (
     SettleFailed,
     Thing,
     Touched,
+    What,
+    lived,
     read_body,
 )
 
@@ -41,6 +46,9 @@ JOURNAL_S = 5.0
 """A settlement older than this survives any crash."""
 
 TOLERANCE_S = 0.1
+
+HELD_UP_S = 0.4
+"""How much later than its time-out begins a message may leave the broker, on a machine that holds it up."""
 
 TOUCH_S = 1.0
 """A TOUCH sent less than this before a message times out may be too late."""
@@ -63,6 +71,8 @@ class Rule(StrEnum):
     CAME_BACK = "something deleted is there again"
     VANISHED = "something created is gone"
     BEFORE_BIRTH = "a message from before its channel"
+    EMPTIED = "a message from before its channel was emptied"
+    PAUSED = "a paused channel delivers"
     COMPLAINT = "the broker reports damage"
 
 
@@ -112,8 +122,13 @@ class _Channel:
     one_consumer: bool
     owed: dict[Payload, float] = field(default_factory=dict)  # to when it is deliverable at the latest
     deliveries: dict[Payload, _Delivery] = field(default_factory=dict)
-    last_sequence: dict[int, int] = field(default_factory=dict)
+    last_sequence: dict[tuple[int, int], int] = field(default_factory=dict)  # by producer and queue
     parts: dict[int, int] = field(default_factory=dict)  # command -> messages of it seen, while not all
+    emptied_at: float = float("-inf")  # nothing published before is owed
+    empty_asked_at: float = float("-inf")
+    empty_from: float = float("-inf")  # what was acknowledged before ...
+    empty_since: float = float("inf")  # ... does not come from here on
+    paused_since: float = float("inf")
 
 
 class _Existence(StrEnum):
@@ -144,6 +159,8 @@ class Checker:
         self._asked: dict[Thing, Asked] = {}
         self._topic_deleted: dict[str, tuple[float, float]] = {}
         self._crashes: list[float] = []
+        self._held: list[Held] = []
+        self.maybe_paused: set[Thing] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
             Published: self._published,
             Answered: self._answered,
@@ -154,7 +171,10 @@ class Checker:
             SettleFailed: self._settle_failed,
             Asked: self._has_asked,
             Granted: self._granted,
+            ChangeAsked: self._change_asked,
+            ChangeGranted: self._change_granted,
             Crashed: self._crashed,
+            Held: lambda event: self._held.append(event),
             Observed: self._observed,
             Drained: self._drained,
             BrokerComplained: self._complained,
@@ -197,8 +217,17 @@ class Checker:
                 if event.outcome is Outcome.ERROR:
                     if delivery is not None:
                         self._blame(Rule.REFUSED, event.at, f"{payload} channel={channel.thing.channel}")
-                elif published.at >= channel.created_at and (delivery is None or delivery.finished_at < 0):
-                    channel.owed[payload] = event.at + published.delay_s
+                elif published.at >= channel.created_at and not self._is_settled(delivery):
+                    self._owe(channel, payload, event.at + published.delay_s)
+
+    @staticmethod
+    def _is_settled(delivery: _Delivery | None) -> bool:
+        """Whether a FIN was sent, perhaps behind a time-out that brought the message a second time."""
+        return delivery is not None and (delivery.finished_at >= 0 or delivery.finishes > 0)
+
+    def _owe(self, channel: _Channel, payload: Payload, due: float) -> None:
+        if self._command_of[payload].event.at >= channel.emptied_at:
+            channel.owed[payload] = due
 
     # -- delivering -------------------------------------------------------------------------------------------------
 
@@ -211,11 +240,15 @@ class Checker:
         if command is None or payload.topic != event.thing.topic:
             self._blame(Rule.PHANTOM, event.at, f"{event.thing} id={event.message_id} {payload}")
             return
+        if command.event.may_repeat and self._ids.get(payload, event.message_id) != event.message_id:
+            payload = payload._replace(topic=f"{payload.topic} {event.message_id}")  # a message of its own
+            self._command_of[payload] = command
         self._check_identity(event, payload)
         self._check_command(event, payload, command)
         channel = self._channels.get(event.thing)
         if channel is None:
             return
+        self._check_channel(event, payload, command, channel)
         delivery = channel.deliveries.get(payload)
         if delivery is None:
             delivery = channel.deliveries[payload] = _Delivery(event.message_id)
@@ -232,7 +265,7 @@ class Checker:
         delivery.finished_at = delivery.requeued_at = -1.0
         delivery.excused = False
         if not is_settled:
-            channel.owed[payload] = event.at
+            self._owe(channel, payload, event.at)
 
     def _check_identity(self, event: Delivered, payload: Payload) -> None:
         other = self._payload_of.setdefault(event.message_id, payload)
@@ -253,9 +286,17 @@ class Checker:
         if command.answered_at < asked and event.at - event.slack_s > granted:
             self._blame(Rule.CAME_BACK, event.at, f"message of a deleted topic {event.thing} {payload}")
 
+    def _check_channel(self, event: Delivered, payload: Payload, command: _Command, channel: _Channel) -> None:
+        left_at = event.at - event.slack_s - TOLERANCE_S
+        if left_at > channel.paused_since:
+            self._blame(Rule.PAUSED, event.at, f"{event.thing} {payload} for_s={event.at - channel.paused_since:.3f}")
+        is_emptied = command.answered_at < channel.empty_from and left_at > channel.empty_since
+        if is_emptied and not command.event.may_repeat:
+            self._blame(Rule.EMPTIED, event.at, f"{event.thing} {payload} id={event.message_id}")
+
     def _check_first(self, event: Delivered, payload: Payload, command: _Command, channel: _Channel) -> None:
         published = command.event
-        if command.answered_at < channel.asked_at:
+        if command.answered_at < channel.asked_at and not published.may_repeat:
             self._blame(Rule.BEFORE_BIRTH, event.at, f"{event.thing} {payload}")
         if published.messages > 1:
             seen = channel.parts.get(published.command, 0) + 1
@@ -263,11 +304,12 @@ class Checker:
                 channel.parts.pop(published.command, None)
             else:
                 channel.parts[published.command] = seen
-        if channel.one_consumer and not published.delay_s:
-            last = channel.last_sequence.get(payload.producer, -1)
+        if channel.one_consumer and not published.delay_s and published.queue_id >= 0:
+            line = (payload.producer, published.queue_id)
+            last = channel.last_sequence.get(line, -1)
             if payload.sequence < last:
                 self._blame(Rule.ORDER, event.at, f"{event.thing} {payload} after sequence={last}")
-            channel.last_sequence[payload.producer] = max(last, payload.sequence)
+            channel.last_sequence[line] = max(last, payload.sequence)
 
     def _check_again(self, event: Delivered, payload: Payload, delivery: _Delivery) -> None:
         at = event.at
@@ -277,13 +319,13 @@ class Checker:
             if crash is None:
                 if not self._may_have_timed_out(event, delivery):
                     self._blame(Rule.DUPLICATE, at, f"{what} finished, no crash since")
-            elif crash - delivery.finished_at > JOURNAL_S:
+            elif lived(self._held, delivery.finished_at, crash) > JOURNAL_S:
                 self._blame(Rule.FINISHED, at, f"{what} finished_s_before_crash={crash - delivery.finished_at:.3f}")
             return
         if delivery.requeued_at >= 0:
             crash = self._first_crash_after(delivery.requeued_at)
             early = delivery.requeued_at + delivery.requeue_delay_s - at
-            forgotten = crash is not None and crash - delivery.requeued_at <= JOURNAL_S
+            forgotten = crash is not None and lived(self._held, delivery.requeued_at, crash) <= JOURNAL_S
             if early > TOLERANCE_S and not forgotten and not self._may_have_timed_out(event, delivery):
                 self._blame(Rule.EARLY, at, f"{what} REQ early_s={early:.3f}")
             return
@@ -295,7 +337,7 @@ class Checker:
     def _may_have_timed_out(self, event: Delivered, delivery: _Delivery) -> bool:
         if self._first_crash_after(delivery.last_at) is not None:
             return False
-        return event.at - delivery.last_at >= delivery.timeout_s - TOLERANCE_S
+        return event.at - delivery.last_at >= delivery.timeout_s - HELD_UP_S
 
     def _first_crash_after(self, at: float) -> float | None:
         number = bisect_left(self._crashes, at)
@@ -322,7 +364,7 @@ class Checker:
             channel, payload, delivery = found
             delivery.requeued_at, delivery.requeue_delay_s = event.at, event.delay_s
             if not delivery.finishes:  # else the FIN of an earlier delivery may have settled this one before
-                channel.owed[payload] = event.at + event.delay_s
+                self._owe(channel, payload, event.at + event.delay_s)
 
     def _touched(self, event: Touched) -> None:
         if found := self._delivery_of(event.thing, event.message_id):
@@ -342,7 +384,7 @@ class Checker:
                 channel.owed.pop(payload, None)  # another FIN of the same message was good
             else:
                 delivery.finished_at = -1.0
-                channel.owed[payload] = event.at
+                self._owe(channel, payload, event.at)
 
     # -- topics and channels ----------------------------------------------------------------------------------------
 
@@ -377,6 +419,33 @@ class Checker:
         if not event.thing.channel:
             self._topic_deleted[event.thing.topic] = (asked.at, event.at)
 
+    def _change_asked(self, event: ChangeAsked) -> None:
+        channel = self._channels.get(event.thing)
+        if channel is None:
+            return
+        if event.what is What.PAUSE:
+            self.maybe_paused.add(event.thing)
+        elif event.what is What.UNPAUSE:
+            channel.paused_since = float("inf")
+        else:
+            # From here on nothing is owed until it is known when it was empty.
+            channel.emptied_at = float("inf")
+            channel.owed.clear()
+            channel.parts.clear()
+            channel.empty_asked_at = event.at
+
+    def _change_granted(self, event: ChangeGranted) -> None:
+        channel = self._channels.get(event.thing)
+        if channel is None:
+            return
+        if event.what is What.PAUSE:
+            channel.paused_since = event.at
+        elif event.what is What.UNPAUSE:
+            self.maybe_paused.discard(event.thing)
+        else:
+            channel.emptied_at = channel.empty_since = event.at
+            channel.empty_from = channel.empty_asked_at
+
     def _begin(self, thing: Thing, asked: Asked, at: float) -> None:
         if thing not in self._channels:
             channel = _Channel(thing, asked.at, at, asked.one_consumer)
@@ -387,15 +456,20 @@ class Checker:
         """The deletion of a channel did not happen: what was owed is owed."""
         self._channels[channel.thing] = channel
         self._channels_of[channel.thing.topic].append(channel)
+        if channel.paused_since < float("inf"):
+            self.maybe_paused.add(channel.thing)
 
     def _forget(self, thing: Thing) -> _Channel | None:
         channel = self._channels.pop(thing, None)
+        self.maybe_paused.discard(thing)
         if channel is not None:
             self._channels_of[thing.topic].remove(channel)
         return channel
 
     def _crashed(self, event: Crashed) -> None:
         self._crashes.append(event.at)
+        for channel in self._channels.values():
+            channel.emptied_at = min(channel.emptied_at, event.at)
 
     def _observed(self, event: Observed) -> None:
         for thing, existence in list(self._existence.items()):
@@ -429,7 +503,7 @@ class Checker:
             for number, seen in channel.parts.items():
                 command = self._commands[number].event
                 # Who was created while the batch was under way may have come in its middle: only whole lives count.
-                if command.at >= channel.created_at:
+                if command.at >= max(channel.created_at, channel.emptied_at):
                     text = f"{channel.thing} producer={command.producer} first_sequence={command.first_sequence}"
                     self._blame(Rule.TORN_BATCH, event.at, f"{text} seen={seen} of={command.messages}")
             channel.owed = {payload: due for payload, due in channel.owed.items() if due >= event.at}

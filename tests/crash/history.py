@@ -48,6 +48,8 @@ class Published(NamedTuple):
     first_sequence: int
     messages: int = 1
     delay_s: float = 0.0
+    queue_id: int = 0  # of a topic with several; -1: any
+    may_repeat: bool = False  # it waits outside its topic, and a crash may let it join it twice
 
 
 class Answered(NamedTuple):
@@ -120,10 +122,41 @@ class Granted(NamedTuple):
     thing: Thing
 
 
+class What(StrEnum):
+    """What can be asked of a channel, by the words of NSQ's HTTP API."""
+
+    PAUSE = "pause"
+    UNPAUSE = "unpause"
+    EMPTY = "empty"
+
+
+class ChangeAsked(NamedTuple):
+    """A channel was to be paused, emptied, or to go on."""
+
+    at: float
+    thing: Thing
+    what: What
+
+
+class ChangeGranted(NamedTuple):
+    """The latest ``ChangeAsked`` for a channel was answered with success."""
+
+    at: float
+    thing: Thing
+    what: What
+
+
 class Crashed(NamedTuple):
     """SIGKILL is about to be sent."""
 
     at: float
+
+
+class Held(NamedTuple):
+    """The broker was stopped (SIGSTOP) for a time, which has passed."""
+
+    at: float  # when it began
+    seconds: float
 
 
 class Observed(NamedTuple):
@@ -156,11 +189,19 @@ Event = (
     | SettleFailed
     | Asked
     | Granted
+    | ChangeAsked
+    | ChangeGranted
     | Crashed
+    | Held
     | Observed
     | Drained
     | BrokerComplained
 )
+
+
+def lived(held: list[Held], start: float, end: float) -> float:
+    """Return for how long a broker ran between two times."""
+    return end - start - sum(max(0.0, min(end, at + seconds) - max(start, at)) for at, seconds in held)
 
 
 def make_body(payload: Payload, size: int) -> bytes:

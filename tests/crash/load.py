@@ -10,7 +10,7 @@ import json
 import random
 import selectors
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
@@ -19,6 +19,8 @@ from tests.crash.checker import Checker
 from tests.crash.history import (
     Answered,
     Asked,
+    ChangeAsked,
+    ChangeGranted,
     Delivered,
     Finished,
     Granted,
@@ -31,9 +33,11 @@ from tests.crash.history import (
     SettleFailed,
     Thing,
     Touched,
+    What,
     make_body,
 )
 from tests.crash.nsq_client import ERROR, MESSAGE, RESPONSE, HttpSocket, NsqSocket, dpub, mpub, pub
+from tests.crash.turns import Turning, take_turns
 
 MSG_TIMEOUT_S = 1.5
 
@@ -113,7 +117,7 @@ class Producer:
         number = load.next_command()
         load.record(Published(time.monotonic(), number, topic, self.producer, first, count, delay_ms / 1000))
         self.waiting.append((number, topic))
-        load.pending[topic] = load.pending.get(topic, 0) + 1
+        load.pending[topic] += 1
         load.sent_bytes += sum(sizes)
         load.published += count
         return Command(topic, bodies, delay_ms)
@@ -295,6 +299,7 @@ class Load:
         self.rng = rng
         self.rates = rates or Rates()
         self.selector = selectors.DefaultSelector()
+        self.loads: list[Turning] = [self]  # who else is driven by the way
         self.draining = False
         self.deliveries = 0
         self.acknowledged = 0
@@ -302,7 +307,8 @@ class Load:
         self.published = 0
         self._began_at = time.monotonic()
         self.refusals: list[bytes] = []
-        self.pending: dict[str, int] = {}  # unanswered publish commands per topic
+        self.pending: Counter[str] = Counter()  # unanswered publish commands per topic
+        self.lasting: tuple[Thing, ...] = LASTING
         self.topics: list[str] = []
         self._counters = counters
         self._addresses: dict[str, str] = {}
@@ -345,7 +351,7 @@ class Load:
         self._addresses = listeners
         self._http = HttpSocket(self.selector, listeners["nsq_http"])
         self._observe()
-        things = list(LASTING) + [thing for thing in self._passing() if self.checker.exists(thing)]
+        things = list(self.lasting) + [thing for thing in self._passing() if self.checker.exists(thing)]
         for thing in things:
             self._subscribe(thing)
         self.run(time.monotonic() + 5, until=lambda: all(consumer.step >= 2 for consumer in self._consumers))
@@ -354,7 +360,7 @@ class Load:
         """Open the publishers."""
         self.draining = False
         self._began_at, self.published = time.monotonic(), 0
-        self.topics = sorted({thing.topic for thing in LASTING} | {t for t in PASSING_TOPICS if self._is_open(t)})
+        self.topics = sorted({thing.topic for thing in self.lasting} | {t for t in PASSING_TOPICS if self._is_open(t)})
         self._publishers = [
             # First, as each sends one command where the others send what there is room for.
             *(HttpPublisher(self, self._addresses["nsq_http"]) for _ in range(self.rates.http_publishers)),
@@ -410,25 +416,25 @@ class Load:
 
     def run(self, until_at: float, until: Any = None) -> None:
         """Drive everything until a time, or until ``until()`` is true."""
-        while True:
-            now = time.monotonic()
-            self._note_pause(now)
-            if now >= until_at or (until is not None and until()):
-                return
-            for publisher in self._publishers:
-                publisher.publish()
-            ready = self.selector.select(min(0.01, until_at - now))
-            for key, events in ready:
-                key.data.on_ready(events)
-            busy = {key.data for key, _ in ready}
-            for consumer in self._consumers:
-                if consumer not in busy:
-                    consumer.clear_at = now
-            self._settle_later(time.monotonic())
-            for consumer in self._consumers:
-                consumer.send_settles()
-            if self._publishers and not self.draining and now >= self._next_change_at:
-                self._change(now)
+        take_turns(self.loads, self.selector, until_at, until)
+        self._note_pause(time.monotonic())
+
+    def begin_turn(self, now: float) -> None:
+        """Publish."""
+        self._note_pause(now)
+        for publisher in self._publishers:
+            publisher.publish()
+
+    def end_turn(self, now: float, busy: set[Any]) -> None:
+        """Settle what was delivered; make or delete something now and then."""
+        for consumer in self._consumers:
+            if consumer not in busy:
+                consumer.clear_at = now
+        self._settle_later(time.monotonic())
+        for consumer in self._consumers:
+            consumer.send_settles()
+        if self._publishers and not self.draining and now >= self._next_change_at:
+            self._change(now)
 
     def _settle_later(self, now: float) -> None:
         while self._timers and (self._timers[0][0] <= now or self.draining):
@@ -442,12 +448,17 @@ class Load:
 
     def drain(self, most_s: float) -> None:
         """Stop publishing, finish everything that is owed."""
+        self.stop_publishing()
+        self._unpause_all()
+        self.run(time.monotonic() + most_s, until=lambda: not self.checker.owed())
+
+    def stop_publishing(self) -> None:
+        """From here on consumers finish what they get."""
         self.draining = True
-        publishers, self._publishers = self._publishers, []  # they publish no more
+        publishers, self._publishers = self._publishers, []
         for publisher in publishers:
             self.run(time.monotonic() + 10, until=lambda waiting=publisher.waiting: not waiting)
             publisher.close()
-        self.run(time.monotonic() + most_s, until=lambda: not self.checker.owed())
 
     def now(self) -> float:
         """Return the time of what happens now: what the broker sent before its death did not happen after it."""
@@ -495,12 +506,15 @@ class Load:
             return
         self._next_change_at = now + rng.expovariate(self.rates.changes_per_s)
         if self._to_delete:
-            if not self.pending.get(self._to_delete):
+            if not self.pending[self._to_delete]:
                 # Every publish is answered: none can make the topic anew behind its deletion.
                 self._ask(Thing(self._to_delete), creates=False)
                 self._to_delete = ""
             return
-        if rng.random() < 0.6:
+        draw = rng.random()
+        if draw < 0.15:
+            self._pause_or_empty()
+        elif draw < 0.6:
             thing = rng.choice(PASSING_CHANNELS)
             if not self._is_in_between(thing):
                 self._ask(thing, creates=not self.checker.exists(thing))
@@ -510,9 +524,44 @@ class Load:
                 return
             if self._is_open(topic):
                 self._to_delete = topic
-                self.topics = [name for name in self.topics if name != topic]
+                self.close_topic(topic)
             else:
                 self._ask(Thing(topic, "main"), creates=True)
+
+    def open_topic(self, topic: str) -> None:
+        """Publish to a topic from here on."""
+        self.topics.append(topic)
+
+    def close_topic(self, topic: str) -> None:
+        """Publish to it no more: it will be deleted."""
+        self.topics = [name for name in self.topics if name != topic]
+
+    def _pause_or_empty(self) -> None:
+        """What is paused goes on; else pause or empty a channel."""
+        paused = sorted(self.checker.maybe_paused)
+        if paused:
+            self._ask_change(paused[0], What.UNPAUSE)
+            return
+        thing = self.rng.choice((*self.lasting, *PASSING_CHANNELS))
+        if self.checker.exists(thing):
+            self._ask_change(thing, self.rng.choice((What.PAUSE, What.PAUSE, What.EMPTY)))
+
+    def _ask_change(self, thing: Thing, what: What) -> None:
+        assert self._http is not None
+        self.record(ChangeAsked(time.monotonic(), thing, what))
+
+        def answered(status: int, _: bytes) -> None:
+            if status == 200:
+                self.record(ChangeGranted(self.now(), thing, what))
+
+        self._http.request("POST", f"/channel/{what}?topic={thing.topic}&channel={thing.channel}", answered)
+
+    def _unpause_all(self) -> None:
+        http = self._http
+        for thing in sorted(self.checker.maybe_paused):
+            if http is not None and http.is_open and self.checker.exists(thing):
+                self.run(time.monotonic() + 10, until=lambda: not http.is_busy)
+                self._ask_change(thing, What.UNPAUSE)
 
     def _is_in_between(self, thing: Thing) -> bool:
         """Whether a SUB is under way (it could make the channel anew), or a consumer of a deleted channel lingers."""
@@ -521,7 +570,9 @@ class Load:
 
     def _reconnect(self) -> None:
         """One consumer goes and comes again; what it had in flight times out."""
-        candidates = [consumer for consumer in self._consumers if consumer.thing in LASTING and not consumer.is_steady]
+        candidates = [
+            consumer for consumer in self._consumers if consumer.thing in self.lasting and not consumer.is_steady
+        ]
         if candidates:
             consumer = self.rng.choice(candidates)
             consumer.send_settles()
@@ -545,7 +596,7 @@ class Load:
             self.record(Granted(self.now(), thing))
             if creates and not self.crashed_at:
                 if thing.topic in PASSING_TOPICS:
-                    self.topics.append(thing.topic)
+                    self.open_topic(thing.topic)
                 if not self.draining:
                     self._subscribe(thing)
 

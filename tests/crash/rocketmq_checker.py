@@ -12,12 +12,12 @@ transaction, may be forgotten.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from tests.crash.checker import JOURNAL_S, TOLERANCE_S
-from tests.crash.history import BrokerComplained, Crashed, Drained, Outcome, Payload, read_body
+from tests.crash.history import BrokerComplained, Crashed, Drained, Held, Outcome, Payload, lived, read_body
 from tests.crash.rocketmq_history import (
     ChannelMade,
     ChannelRead,
@@ -82,8 +82,10 @@ class RocketmqChecker:
         self._asked_topics: dict[str, int] = {}
         self._topics: dict[str, int] = {}
         self._once_deleted: set[str] = set()
+        self._deleted_unread: Counter[str] = Counter()  # messages of NSQ: nobody was told their offsets
         self._gone: set[str] = set()
         self._crashes: list[float] = []
+        self._held: list[Held] = []
         self._acknowledged: list[tuple[float, float]] = []  # when answered, when sent
         self._handlers: dict[type, Callable[[Any], None]] = {
             Sent: self._sent,
@@ -107,6 +109,7 @@ class RocketmqChecker:
             TopicDeleted: self._topic_deleted,
             TopicsFound: self._topics_found,
             Crashed: self._crashed,
+            Held: lambda event: self._held.append(event),
             Drained: self._drained,
             BrokerComplained: self._complained,
         }
@@ -251,7 +254,7 @@ class RocketmqChecker:
         crash = self._first_crash_after(first)
         if crash is None or crash > second + TOLERANCE_S:
             return False
-        return crash - first <= CURSORS_S
+        return lived(self._held, first, crash) <= CURSORS_S
 
     def _acknowledged_between(self, first: float, crash: float | None) -> int:
         """Return how many sends made after ``first`` were acknowledged before the crash; none: the disk may be why."""
@@ -301,9 +304,13 @@ class RocketmqChecker:
         while end < event.end and end not in queue.read_now and end not in queue.slots:
             end += 1
         queue.holes.update(range(first, end))
+        topic = event.place.topic
+        if end - first <= self._deleted_unread[topic]:
+            self._deleted_unread[topic] -= end - first
+            return
         for command in self._unanswered_batches:
             sent = command.event
-            is_here = sent.place.topic == event.place.topic and sent.place.queue_id in (-1, event.place.queue_id)
+            is_here = sent.place.topic == topic and sent.place.queue_id in (-1, event.place.queue_id)
             is_absent = not any(self._stored_at.get(payload) for payload in command.payloads())
             if is_here and is_absent and end - first < sent.messages:
                 self._unanswered_batches.remove(command)  # it explains one
@@ -363,7 +370,7 @@ class RocketmqChecker:
         if command.end_answered_at < 0 or not self.is_ended(command.event.command):
             return
         crash = self._first_crash_after(command.end_answered_at)
-        if crash is None or crash - command.end_answered_at > JOURNAL_S:
+        if crash is None or lived(self._held, command.end_answered_at, crash) > JOURNAL_S:
             self._blame(Rule.ASKED_AGAIN, event.at, f"{payload} decisions={sorted(command.decisions)}")
 
     # -- committed offsets ------------------------------------------------------------------------------------------
@@ -386,7 +393,7 @@ class RocketmqChecker:
         least = 0
         for at, queue_offset in self._confirmed[key]:
             crash = self._first_crash_after(at)
-            if crash is None or crash - at > OFFSETS_S:
+            if crash is None or lived(self._held, at, crash) > OFFSETS_S:
                 least = max(least, queue_offset)
         if max(event.queue_offset, 0) < least:
             self._blame(Rule.BEHIND, event.at, f"{text} least={least}")
@@ -462,6 +469,12 @@ class RocketmqChecker:
         for place, queue in self._queues.items():
             if place.topic == event.topic:
                 queue.floor = queue.end
+        # What was never answered may be there too.
+        unread = sum(
+            command.event.place == (event.topic, -1) and payload not in self._stored_at
+            for payload, command in self._command_of.items()
+        )
+        self._deleted_unread[event.topic] = unread
         self._owed = {payload: due for payload, due in self._owed.items() if payload.topic != event.topic}
 
     def _topic_deleted(self, event: TopicDeleted) -> None:

@@ -39,6 +39,7 @@ from tests.crash.rocketmq_roles import (
     read_event,
     send_answered_event,
 )
+from tests.crash.turns import Turning, take_turns
 
 LISTENER = "remoting"
 
@@ -59,7 +60,6 @@ AUTO_TOPIC = "mixed"  # made by the first send
 MAX_PASSING = 12
 GROUPS = ("steady", "second")
 
-_OURS = (*TOPICS, AUTO_TOPIC, PASSING, "%RETRY%", "%DLQ%")
 _KEYS = 6
 _MAX_KEYS = 2000
 
@@ -86,6 +86,7 @@ class RocketmqLoad:
         self.rng = rng
         self.has_times = has_times
         self.selector = selectors.DefaultSelector()
+        self.loads: list[Turning] = [self]  # who else is driven by the way
         self.draining = False
         self.crashed_at = 0.0
         self.deliveries = 0
@@ -96,6 +97,9 @@ class RocketmqLoad:
         self.backlog = 3000
         self.refusals: list[bytes] = []
         self.places: list[Place] = []
+        self.topics = dict(TOPICS)  # made by this load, with their queues
+        self.auto_topics = {AUTO_TOPIC: 2}
+        self.passing_names = [f"{PASSING}{number}" for number in range(MAX_PASSING)]
         self.pending: Counter[str] = Counter()  # sends under way that will be answered, per topic
         self.commands: dict[Payload, int] = state.setdefault("halves", {})
         self._state = state
@@ -175,7 +179,7 @@ class RocketmqLoad:
         self._passing = {topic: queues for topic, queues in found.items() if topic.startswith(PASSING)}
         self.scan(found, full=self.rng.random() < 0.15)
         self._query_keys()
-        for topic, queues in TOPICS.items():
+        for topic, queues in self.topics.items():
             if topic not in found:
                 self._create(topic, queues)
         self._wait(lambda: self._admin is None or not self._admin.waiting)
@@ -183,14 +187,14 @@ class RocketmqLoad:
         if self._nsq_address:
             channels = [NsqConsumer(self, self._nsq_address, topic) for topic in CHANNEL_TOPICS]
             self._wait(lambda: all(channel.is_subscribed for channel in channels))
-        topics = {**TOPICS, AUTO_TOPIC: 2}
+        topics = {**self.topics, **self.auto_topics}
         self._consumers = [Consumer(self, self._address, group, topics) for group in GROUPS]
 
     def begin_publishing(self) -> None:
         """Open the producers."""
         self.draining = False
         self._began_at, self.published = time.monotonic(), 0
-        queues = {**TOPICS, AUTO_TOPIC: 2, **self._passing}
+        queues = {**self.topics, **self.auto_topics, **self._passing}
         queues.pop(self._to_delete, None)  # a send behind its deletion would make it anew
         self.places = [Place(topic, number) for topic in queues if topic != "half" for number in range(queues[topic])]
         self.places += [Place("delayed", number) for number in range(queues["delayed"])] * 3  # they would be few
@@ -200,38 +204,43 @@ class RocketmqLoad:
 
     def run(self, until_at: float, until: Callable[[], bool] | None = None) -> None:
         """Drive everything until a time, or until ``until()`` is true."""
-        while True:
-            now = time.monotonic()
-            if now >= until_at or (until is not None and until()):
-                return
-            if self._producers and self._transactions is not None:
-                self._transactions.publish()
-            for producer in self._producers:
-                producer.publish()
-            for key, events in self.selector.select(min(0.01, until_at - now)):
-                key.data.on_ready(events)
-            while self._timers and self._timers[0][0] <= time.monotonic():
-                heappop(self._timers)[2]()
-            if self._producers and now >= self._next_change_at:
-                self._next_change_at = now + self.rng.expovariate(1.5)
-                self._change()
+        take_turns(self.loads, self.selector, until_at, until)
+
+    def begin_turn(self, now: float) -> None:
+        """Send."""
+        if self._producers and self._transactions is not None:
+            self._transactions.publish()
+        for producer in self._producers:
+            producer.publish()
+
+    def end_turn(self, now: float, busy: set[Any]) -> None:
+        """Do what was put off; make or delete a topic now and then."""
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            heappop(self._timers)[2]()
+        if self._producers and now >= self._next_change_at:
+            self._next_change_at = now + self.rng.expovariate(1.5)
+            self._change()
 
     def _wait(self, until: Callable[[], bool], seconds: float = 20.0) -> None:
         self.run(time.monotonic() + seconds, until)
 
     def drain(self, most_s: float) -> None:
         """Stop sending; wait until everything that is owed has come, then read every queue to its end."""
-        self.draining = True
-        producers, self._producers = self._producers, []
+        self.stop_publishing()
         until = time.monotonic() + most_s
-        for producer in producers:
-            self._wait(lambda one=producer: not one.waiting)  # type: ignore[misc]
-            producer.close()
         while True:
             self.scan(self._list_topics())
             if not self.checker.owed() or time.monotonic() > until:
                 return
             self._wait(lambda: not self.checker.owed(), 0.5)
+
+    def stop_publishing(self) -> None:
+        """Send no more; questions about transactions are answered, and consumers send nothing back."""
+        self.draining = True
+        producers, self._producers = self._producers, []
+        for producer in producers:
+            self._wait(lambda one=producer: not one.waiting)  # type: ignore[misc]
+            producer.close()
 
     def read_rest(self, crashed_at: float) -> None:
         """The broker was killed: read what it had sent, then let go of the connections."""
@@ -250,6 +259,10 @@ class RocketmqLoad:
             key.data.close()
         self.selector.close()
 
+    @property
+    def _ours(self) -> tuple[str, ...]:
+        return (*self.topics, *self.auto_topics, PASSING, "%RETRY%", "%DLQ%")
+
     # -- topics ------------------------------------------------------------------------------------------------------
 
     def _ask(self, code: int, ext: dict[str, Any]) -> Frame | None:
@@ -266,7 +279,7 @@ class RocketmqLoad:
         if frame is None or frame.code != wire.SUCCESS:
             return {}
         table = json.loads(frame.body)["topicConfigTable"]
-        return {name: int(config["readQueueNums"]) for name, config in table.items() if name.startswith(_OURS)}
+        return {name: int(config["readQueueNums"]) for name, config in table.items() if name.startswith(self._ours)}
 
     def _create(self, topic: str, queues: int) -> None:
         assert self._admin is not None
@@ -284,10 +297,19 @@ class RocketmqLoad:
                 return
             self.record(TopicGranted(self.now(), topic))
             if topic.startswith(PASSING):
-                self.places += [Place(topic, number) for number in range(self._passing.get(topic, 0), queues)]
-                self._passing[topic] = queues
+                self.open_topic(topic, queues)
 
         self._admin.request(wire.CREATE_TOPIC, ext, answered=answered)
+
+    def open_topic(self, topic: str, queues: int) -> None:
+        """Send to a passing topic from here on, or to more queues of it."""
+        self.places += [Place(topic, number) for number in range(self._passing.get(topic, 0), queues)]
+        self._passing[topic] = queues
+
+    def close_topic(self, topic: str) -> None:
+        """Send to it no more: it will be deleted."""
+        self.places = [place for place in self.places if place.topic != topic]
+        self._passing.pop(topic, None)
 
     def _change(self) -> None:
         """A new topic, more queues for one, or one less."""
@@ -298,17 +320,16 @@ class RocketmqLoad:
                 self._delete(self._to_delete)
                 self._to_delete = ""
             return
-        name = f"{PASSING}{self.rng.randrange(MAX_PASSING)}"
+        name = self.rng.choice(self.passing_names)
         if name in self._passing and self.rng.random() < 0.5:
             self._to_delete = name
-            self.places = [place for place in self.places if place.topic != name]
+            self.close_topic(name)
             return
         self._create(name, min(self._passing.get(name, 0) + self.rng.choice((1, 2)), 6))
 
     def _delete(self, topic: str) -> None:
         assert self._admin is not None
         self.record(TopicDeleteAsked(time.monotonic(), topic))
-        self._passing.pop(topic, None)
 
         def answered(frame: Frame | None) -> None:
             if frame is not None and frame.code == wire.SUCCESS:

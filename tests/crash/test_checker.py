@@ -9,6 +9,8 @@ from tests.crash.history import (
     Answered,
     Asked,
     BrokerComplained,
+    ChangeAsked,
+    ChangeGranted,
     Crashed,
     Delivered,
     Drained,
@@ -23,6 +25,7 @@ from tests.crash.history import (
     SettleFailed,
     Thing,
     Touched,
+    What,
     make_body,
     read_body,
 )
@@ -54,6 +57,11 @@ class Script:
     def delete(self, thing: Thing = MAIN) -> None:
         self.step(Asked(self.now, thing, False))
         self.step(Granted(self.now, thing))
+
+    def change(self, what: What, *, answered: bool = True) -> None:
+        self.step(ChangeAsked(self.now, MAIN, what))
+        if answered:
+            self.step(ChangeGranted(self.now, MAIN, what))
 
     def publish(
         self, sequence: int = 0, count: int = 1, delay_s: float = 0.0, outcome: Outcome = Outcome.OK, topic: str = "t"
@@ -157,6 +165,86 @@ def test_lost_after_a_failed_fin(script: Script) -> None:
     script.step(SettleFailed(script.now, MAIN, f"{0:016x}"))
     script.drain()
     assert script.rules == {Rule.LOST}
+
+
+def test_lost_behind_an_emptying(script: Script) -> None:
+    script.change(What.EMPTY)
+    script.publish()
+    script.drain()
+    assert script.rules == {Rule.LOST}
+
+
+def test_an_answer_behind_a_finished_time_out_owes_nothing(script: Script) -> None:
+    """The client was held up: it reads both deliveries at once, and its FIN settles the second."""
+    script.step(Published(script.now, 1, "t", 1, 0))
+    script.wait(TIMEOUT_S)
+    body = make_body(Payload("t", 1, 0), 100)
+    script.step(Delivered(script.now, MAIN, f"{0:016x}", 1, body, TIMEOUT_S, TIMEOUT_S))
+    script.finish()
+    script.deliver()
+    script.step(Answered(script.now, 1, Outcome.OK))
+    script.drain()
+    assert script.rules == set()
+
+
+def test_what_was_emptied_is_not_owed(script: Script) -> None:
+    script.publish()
+    script.publish(1, count=3)
+    script.deliver()
+    script.deliver(1)
+    script.change(What.EMPTY)
+    script.finish()
+    script.step(SettleFailed(script.now, MAIN, f"{0:016x}"))
+    script.drain()
+    assert script.rules == set()
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_emptied(script: Script, *, crashes: bool) -> None:
+    script.publish()
+    script.change(What.EMPTY)
+    if crashes:
+        script.crash()
+    script.wait(1)
+    script.deliver()
+    assert script.rules == {Rule.EMPTIED}
+
+
+def test_an_emptying_without_an_answer_may_have_happened(script: Script) -> None:
+    script.publish()
+    script.publish(1)
+    script.change(What.EMPTY, answered=False)
+    script.crash()
+    script.wait(1)
+    script.deliver()
+    script.finish()
+    script.publish(2)
+    script.deliver(2)
+    script.finish(2)
+    script.drain()
+    assert script.rules == set()
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_paused(script: Script, *, crashes: bool) -> None:
+    script.change(What.PAUSE)
+    script.publish()
+    if crashes:
+        script.crash()
+    script.wait(1)
+    script.deliver()
+    assert script.rules == {Rule.PAUSED}
+
+
+def test_a_channel_that_goes_on_delivers(script: Script) -> None:
+    script.change(What.PAUSE)
+    script.publish()
+    script.wait(1)
+    script.change(What.UNPAUSE, answered=False)
+    script.deliver()
+    script.finish()
+    script.drain()
+    assert script.rules == set()
 
 
 def test_phantom(script: Script) -> None:
