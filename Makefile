@@ -131,11 +131,11 @@ interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients 
 	$(PYTEST) $(call BESIDE,$(INTEROP_JOBS)) --dist loadfile $(INTEROP_CHOICE) $(TEST_ARGS) \
 	  $(filter-out $(wildcard tests/interop/test_nsq_*.py),$(wildcard tests/interop/test_*.py))
 
-crash: build $(VENV)/.extra-test $(VENV)/.extra-demo demo-java ## kill -9 a broker 200 times per protocol under load (CRASH_ARGS="--cycles 1000 --seed 7"), and a Spark pipeline ten times
+crash: build $(VENV)/.extra-test $(VENV)/.extra-demo demo-java ## kill -9 a broker 200 times under load of NSQ, RocketMQ and both (CRASH_ARGS="--cycles 1000 --seed 7"), and a Spark pipeline ten times
 	$(IN_SCRATCH) $(BIN)/python -m tests.crash.run $(CRASH_ARGS)
 	$(IN_SCRATCH) $(BIN)/python -m tests.crash.exactly_once $(EXACTLY_ONCE_ARGS)
 	$(IN_SCRATCH) $(BIN)/python -m tests.crash.spark_pipeline $(PIPELINE_ARGS)
-	$(PYTEST) tests/crash/failures.py tests/crash/rocketmq_failures.py
+	$(PYTEST) tests/crash/failures.py tests/crash/rocketmq_failures.py tests/crash/both_failures.py
 
 # Compiled code with coverage and AddressSanitizer, in a tree of its own. A finding is a file in build/fuzz/findings.
 FUZZ_SECONDS ?= 60

@@ -26,9 +26,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.crash import rocketmq_load
+from tests.crash.both_load import BothLoad
 from tests.crash.broker_process import BrokerProcess, StartError
 from tests.crash.checker import Checker
-from tests.crash.history import BrokerComplained, Crashed, Drained, History
+from tests.crash.history import BrokerComplained, Crashed, Drained, Held, History
 from tests.crash.load import Load
 from tests.crash.rocketmq_checker import RocketmqChecker
 
@@ -55,6 +56,7 @@ class Protocol:
 PROTOCOLS = {
     "nsq": Protocol(Checker, Load),
     "rocketmq": Protocol(RocketmqChecker, rocketmq_load.RocketmqLoad, rocketmq_load.ARGUMENTS, rocketmq_load.EXPECTED),
+    "both": Protocol(BothLoad.checker, BothLoad, rocketmq_load.ARGUMENTS, rocketmq_load.EXPECTED),
 }
 
 
@@ -64,6 +66,8 @@ class Totals:
 
     kills: int = 0
     kills_in_start: int = 0
+    stops: int = 0
+    held: int = 0
     drains: int = 0
     checks: int = 0
     acknowledged: int = 0
@@ -113,11 +117,17 @@ class CrashRun:
             self._drain(load)
         load.begin_publishing()
         load.run(time.monotonic() + seconds)
+        if rng.random() < 0.1:
+            self._hold(rng.choice((0.1, 0.6, 2.5)))  # the last lets what is in flight time out
+            load.run(time.monotonic() + rng.uniform(0.02, 0.5))
         crashed_at = time.monotonic()
-        self.broker.kill()
+        if rng.random() < 0.1:
+            self._stop()
+        else:
+            self.broker.kill()
+            self.totals.kills += 1
         load.read_rest(crashed_at)
         self.history.record(Crashed(crashed_at))
-        self.totals.kills += 1
         self._count(load)
 
     def finish(self) -> None:
@@ -127,9 +137,7 @@ class CrashRun:
             self._drain(load)
             self._count(load)
             load.close()
-            code = self.broker.stop()
-            if code != 0:
-                self._complain(f"SIGTERM: exit code {code}")
+            self._stop()
             self._read_log()
         self.history.close()
 
@@ -170,6 +178,19 @@ class CrashRun:
         self.totals.kills += 1
         self.totals.kills_in_start += 1
 
+    def _hold(self, seconds: float) -> None:
+        """Neither broker nor load run for a time."""
+        began_at = time.monotonic()
+        self.broker.hold(seconds)
+        self.history.record(Held(began_at, seconds))
+        self.totals.held += 1
+
+    def _stop(self) -> None:
+        code = self.broker.stop()
+        if code != 0:
+            self._complain(f"SIGTERM: exit code {code}")
+        self.totals.stops += 1
+
     def _drain(self, load: Any) -> None:
         load.drain(_DRAIN_S)
         self.history.record(Drained(time.monotonic()))
@@ -199,6 +220,8 @@ def summarize(run: CrashRun, seconds: float) -> dict[str, object]:
         "seconds": round(seconds, 1),
         "kills": totals.kills,
         "kills_in_start": totals.kills_in_start,
+        "stops": totals.stops,
+        "held": totals.held,
         "drains": totals.drains,
         "store_checks": totals.checks,
         "acknowledged_commands": totals.acknowledged,
@@ -251,7 +274,7 @@ def run_protocol(run: CrashRun, name: str, cycles: int, console: Console, *, sto
 @click.command()
 @click.option("--cycles", default=200, show_default=True, help="How often to kill, for each protocol.")
 @click.option("--seed", default=1, show_default=True, help="Seed of all random choices.")
-@click.option("--protocol", default="both", show_default=True, type=click.Choice([*PROTOCOLS, "both"]))
+@click.option("--protocol", default="all", show_default=True, type=click.Choice([*PROTOCOLS, "all"]))
 @click.option("--durability", default="fsync", show_default=True, type=click.Choice(["fsync", "async"]))
 @click.option("--segment-bytes", default="1MiB", show_default=True, help="From 4MiB on zeros are written ahead.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to work; a temporary folder by default.")
@@ -272,7 +295,7 @@ def main(
     made = folder is None
     folder = folder or Path(tempfile.mkdtemp(prefix="headrace-crash-"))
     failed = False
-    for name in PROTOCOLS if protocol == "both" else (protocol,):
+    for name in PROTOCOLS if protocol == "all" else (protocol,):
         (folder / name).mkdir(parents=True, exist_ok=True)
         run = CrashRun(
             folder / name,
