@@ -120,10 +120,11 @@ class CrashRun:
         if rng.random() < 0.1:
             self._hold(rng.choice((0.1, 0.6, 2.5)))  # the last lets what is in flight time out
             load.run(time.monotonic() + rng.uniform(0.02, 0.5))
-        crashed_at = time.monotonic()
         if rng.random() < 0.1:
             self._stop()
+            crashed_at = time.monotonic()  # until then it delivers
         else:
+            crashed_at = time.monotonic()
             self.broker.kill()
             self.totals.kills += 1
         load.read_rest(crashed_at)
