@@ -260,7 +260,7 @@ cdef int64_t _record_time(QueueBase queue, const QueueEntry* entry) except -2:
     log = <CommitLog>queue.log
     if not log.first_offset <= entry.physical_offset < log.end_offset:
         return -1
-    segment = log._segment_of(entry.physical_offset)
+    segment = log.segment_of(entry.physical_offset)
     if segment is None:
         return -1
     position = entry.physical_offset - segment.first_offset

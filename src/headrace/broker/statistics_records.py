@@ -237,7 +237,7 @@ class StatisticsRecords:
                 physical_offset = self._queue.position_of(offset)
                 raw = self._broker.store.log.read(physical_offset)
                 found = msgspec.json.decode(record.decode(raw or b"")["body"], type=_SaidLag)
-            except (OSError, StoreError, ValueError, msgspec.DecodeError) as error:
+            except (StoreError, ValueError, msgspec.DecodeError) as error:
                 logger.warning(
                     "statistics unreadable, ends of lag may not be said queue_offset=%d error=%s", offset, error
                 )
@@ -389,7 +389,7 @@ def _age(queue: QueueBase, queue_offset: int, now_ms: int) -> float:
     """Return how many seconds ago a message was stored, -1 when that is not known."""
     try:
         stored_ms = store_time(queue, queue_offset)
-    except (OSError, UnreadableError):  # who wants the message itself is held up by it, and says so
+    except UnreadableError:  # who wants the message itself is held up by it, and says so
         return -1.0
     return -1.0 if stored_ms < 0 else max(0, now_ms - stored_ms) / 1000
 

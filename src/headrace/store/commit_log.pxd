@@ -42,4 +42,4 @@ cdef class CommitLog(LogBase):
     cdef bint _is_chunk_warm(self, Segment segment, int64_t position) except -1
     cdef int _read_ahead(self, Segment segment, int64_t position) except -1
     cpdef int64_t append(self, PublishBatch batch, int64_t now_ms) except -1
-    cdef Segment _segment_of(self, int64_t physical_offset)
+    cpdef Segment segment_of(self, int64_t physical_offset)

@@ -55,6 +55,16 @@ class CommitLog:
         """Say that a range reported to ``on_cold`` has been read."""
     def forget_warm(self) -> None:
         """Look again at what is in memory: pages go when the kernel needs room."""
+    def segment_of(self, physical_offset: int) -> Segment | None:
+        """Return the segment that holds a position, mapped now if it was not; None when the log has none there.
+
+        Raises:
+            UnreadableError: the system refuses its file, which ``on_unreadable`` was told.
+        """
     def read(self, physical_offset: int) -> bytes | None:
-        """Return a copy of the record at ``physical_offset``, None unless it is there and whole. May block."""
+        """Return a copy of the record at ``physical_offset``, None unless it is there and whole. May block.
+
+        Raises:
+            UnreadableError: as ``segment_of``.
+        """
     def close(self) -> None: ...

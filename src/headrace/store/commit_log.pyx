@@ -17,7 +17,7 @@ from libc.stdlib cimport free, realloc
 from posix.unistd cimport pwrite
 
 from headrace.batch cimport PublishBatch, PublishEntry, RecordBatch, RecordView
-from headrace.errors import FlushError, MessageTooLargeError, StoreFullError
+from headrace.errors import FlushError, MessageTooLargeError, StoreFullError, UnreadableError
 from headrace.format.record cimport (
     BLANK_BYTES, MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, RecordTemplate,
     check_record, encode_blank, encode_record, fill_template, has_queue_entry, load_u32, measure_record, read_view,
@@ -330,12 +330,15 @@ cdef class CommitLog(LogBase):
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    cdef Segment _segment_of(self, int64_t physical_offset):
-        """Return the segment that holds a position, or None."""
+    cpdef Segment segment_of(self, int64_t physical_offset):
         cdef Segment segment = self.last_read
         if segment is not None and segment.first_offset <= physical_offset < segment.first_offset + self.segment_bytes:
             return segment
-        segment = self.segments.find(physical_offset // self.segment_bytes)
+        try:
+            segment = self.segments.find(physical_offset // self.segment_bytes)
+        except OSError as error:
+            self.on_unreadable(error)
+            raise UnreadableError(error) from error
         if segment is not None:
             self.last_read = segment
         return segment
@@ -350,9 +353,8 @@ cdef class CommitLog(LogBase):
         segment = self.last_read
         if segment is None or not 0 <= physical_offset - segment.first_offset < self.segment_bytes:
             try:                            # here only, since it costs something
-                segment = self._segment_of(physical_offset)
-            except OSError as error:
-                self.on_unreadable(error)
+                segment = self.segment_of(physical_offset)
+            except UnreadableError:
                 return VIEW_COLD
         if segment is None or physical_offset >= self.end_offset:
             self.on_damaged(physical_offset, "the log does not reach there")
@@ -434,7 +436,7 @@ cdef class CommitLog(LogBase):
         cdef int64_t position, found
         if not self.first_offset <= physical_offset < self.end_offset:
             return None
-        segment = self._segment_of(physical_offset)
+        segment = self.segment_of(physical_offset)
         if segment is None:
             return None
         position = physical_offset - segment.first_offset

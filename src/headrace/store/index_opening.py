@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from headrace.errors import SideFileError
+from headrace.errors import SideFileError, UnreadableError
 from headrace.format.epochs import Epochs
 from headrace.format.record import decode
 from headrace.settings import StoreSettings
@@ -147,9 +147,9 @@ class IndexOpening:
                 if newest.cut(limit):
                     newest.set_end_ms(self._store_ms_at(newest.end_offset))
                     return
-            except OSError as error:
+            except (OSError, UnreadableError) as error:
                 opened.damaged_files += 1
-                name_damage(Path(newest.path), str(error.strerror))
+                name_damage(Path(newest.path), str(error))
                 opened.offset, opened.ahead = newest.begin_offset, COUNT_AHEAD
             opened.files.pop()
         if opened.offset > limit:

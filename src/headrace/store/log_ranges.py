@@ -60,8 +60,11 @@ def find_range(log: CommitLog, physical_offset: int, max_bytes: int) -> LogRange
 
     Returns:
         None where the log jumped over a part for which there is no file.
+
+    Raises:
+        UnreadableError: the system refuses the file.
     """
-    segment = log.segments.get(physical_offset // log.segment_bytes)
+    segment = log.segment_of(physical_offset)
     if segment is None:
         return None
     position = physical_offset - segment.first_offset
@@ -77,10 +80,14 @@ def next_file(log: CommitLog, physical_offset: int) -> int:
 
 
 def find_cold(log: CommitLog, physical_offset: int) -> ColdRecord | None:
-    """Return the record at an offset if reading it would wait for the disk; None too where there is none."""
+    """Return the record at an offset if reading it would wait for the disk; None too where there is none.
+
+    Raises:
+        UnreadableError: the system refuses the segment's file.
+    """
     if not log.first_offset <= physical_offset < log.end_offset - HOT_BYTES:
         return None
-    segment = log.segments.get(physical_offset // log.segment_bytes)
+    segment = log.segment_of(physical_offset)
     if segment is None:
         return None
     position = physical_offset - segment.first_offset

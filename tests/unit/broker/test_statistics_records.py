@@ -20,7 +20,7 @@ from headrace.broker.consumers.group_services import GroupServices
 from headrace.broker.statistics_records import MAX_WAITING, FlushTimes, Minute, StatisticsRecords, quantile
 from headrace.broker.topic import PERM_READ
 from headrace.broker.withheld.retry import DeadLetters
-from headrace.errors import InvalidNameError, StoreFullError
+from headrace.errors import InvalidNameError, StoreFullError, UnreadableError
 from headrace.format import record
 from headrace.format.names import READ_ONLY_TOPICS, STATISTICS_TOPIC, SYSTEM_TOPICS
 from headrace.histogram import Histogram
@@ -232,7 +232,7 @@ def test_a_message_that_cannot_be_read_has_no_age(rig: RecordsRig, monkeypatch: 
     """Its minute is written all the same; a file that was gone cost every row of it, and a traceback."""
 
     def refuse(*_: object) -> int:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise UnreadableError(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
     rig.subscribe("T", "c")
     rig.put("T", [b"1", b"2"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -144,3 +146,32 @@ def test_what_is_in_memory_is_what_the_kernel_says(rig: RemotingRig, monkeypatch
     assert cold == log_ranges.ColdRecord(segment, offset)
     cold.read_in()
     assert log_ranges.find_cold(log, offset) is None
+
+
+@pytest.mark.parametrize("code", [33, 36])
+def test_a_segment_that_the_system_refuses_is_no_bug_of_ours(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """No descriptor for a segment that is not mapped: requests for what is in it were answered as failed by a bug."""
+    rig.store_settings = replace(rig.store_settings, open_segments=2)
+    rig.restart()
+    offset = publish(rig, b"hello")
+    while rig.store.log.end_offset < 4 * rig.store.log.segment_bytes:
+        publish(rig, bytes(60_000))
+    peer = rig.peer()
+    peer.heartbeat("c1", group="G1")
+    fields = {"offset": offset, "group": "G1", "delayLevel": 0, "originTopic": "T1"}
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "the file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        for hot_bytes in (log_ranges.HOT_BYTES, 0):
+            patch.setattr(log_ranges, "HOT_BYTES", hot_bytes)
+            refused = peer.try_ask(code, fields)
+            assert refused is not None
+            assert refused.code == 14
+            assert refused.remark.startswith("cannot read the file: Too many open files; raise the limit of open files")
+    assert caplog.text.count("messages not read, tried again path=") == 1
+    assert peer.ask(code, fields).code == 0

@@ -23,6 +23,9 @@ class FewSegments:
     durable_offset: int = 3 * SIZE - 100
     end_offset: int = 3 * SIZE
 
+    def segment_of(self, physical_offset: int) -> Segment | None:
+        return self.segments.get(physical_offset // SIZE)
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> FewSegments:
