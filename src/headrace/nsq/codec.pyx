@@ -43,6 +43,11 @@ cdef enum:
     MAX_ATTEMPTS = 32767        # pynsq, gnsq and nsqjs read the field as signed
     MIN_MPUB_MESSAGE_BYTES = 5
 
+MOST_TOPICS = 128           # of a batch
+MOST_PUBLISHES = 2_048      # commands of a batch: about a millisecond, and a read may have ten times as many
+cdef Py_ssize_t _MOST_TOPICS = MOST_TOPICS
+cdef Py_ssize_t _MOST_PUBLISHES = MOST_PUBLISHES
+
 _FAIL_REASONS = {SETTLE_NOT_IN_FLIGHT: b"ID not in flight", SETTLE_NOT_OWNER: b"client does not own message"}
 _SETTLE_NAMES = {SETTLE_FINISH: "FIN", SETTLE_REQUEUE: "REQ", SETTLE_TOUCH: "TOUCH"}
 
@@ -208,18 +213,12 @@ cdef inline bytes _word(Word word):
     return PyBytes_FromStringAndSize(word.at, word.size)
 
 
-MOST_TOPICS = 128        # of a batch
 cdef bytes _first_word(const char* at, const char* stop):
     """Return the name that a command begins with."""
     cdef Py_ssize_t size = 0
     while at + size < stop and c"A" <= at[size] <= c"Z":
         size += 1
     return PyBytes_FromStringAndSize(at, size)
-
-
-cdef Py_ssize_t _MOST_TOPICS = MOST_TOPICS
-MOST_PUBLISHES = 2_048   # commands of a batch: about a millisecond, and a read may have ten times as many
-cdef Py_ssize_t _MOST_PUBLISHES = MOST_PUBLISHES
 
 
 cdef class Identify:

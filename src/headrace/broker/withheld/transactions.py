@@ -474,10 +474,11 @@ class Transactions:
                 refused.append((renewal, error))
                 renewals.remove(renewal)
             else:
-                self._is_failing = False
                 self._note_renewed(renewal)
         if failure is not None:
             return failure
+        if renewals:
+            self._is_failing = False
         for renewal, why in refused:
             # A copy has a few bytes more than its original: it may break a limit that the original kept.
             self._discard(renewal.half_offset, str(why))
