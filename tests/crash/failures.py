@@ -80,7 +80,8 @@ class Rig:
         self.history.record(Crashed(at))
 
     def check(self) -> None:
-        assert [str(violation) for violation in self.checker.violations[:10]] == []
+        found = [str(violation) for violation in self.checker.violations[:10]]
+        assert not found, "\n".join(found)
 
     def get(self, listener: str, path: str) -> tuple[int, bytes]:
         try:

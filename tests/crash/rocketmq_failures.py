@@ -45,7 +45,7 @@ def assert_refusals(refusals: list[bytes], *words: bytes) -> None:
     """Every sender was told why: 14, SERVICE_NOT_AVAILABLE, or NSQ's error."""
     assert refusals
     for refusal in refusals:
-        assert refusal.startswith((b"code=14 ", b"E_PUB_FAILED", b"E_MPUB_FAILED")), refusal
+        assert refusal.startswith((b"code=14 ", b"E_PUB_FAILED", b"E_MPUB_FAILED", b"E_DPUB_FAILED")), refusal
         assert any(word in refusal for word in words), refusal
 
 
