@@ -18,14 +18,23 @@ from headrace.remoting.codec import Command, encode_request
 from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers import queue_locks
-from headrace.remoting.handlers.clients import SUBSCRIPTIONS_AT_ONCE
+from headrace.remoting.handlers.clients import SUBSCRIPTIONS_AT_ONCE, unregister_client
 from headrace.remoting.handlers.queue_locks import QUEUES_AT_ONCE
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.large_requests import LARGE_BODY_BYTES
 from headrace.remoting.peer import Peer
 from headrace.remoting.reply import Parts, Reply
 from tests.support.loop import FakeLoop
-from tests.support.remoting import BrokerLink, RemotingRig, as_json, body_of, consumer_data, send_fields, subscription
+from tests.support.remoting import (
+    JAVA_4_9,
+    BrokerLink,
+    RemotingRig,
+    as_json,
+    body_of,
+    consumer_data,
+    send_fields,
+    subscription,
+)
 
 
 def test_heartbeat_makes_the_group_and_its_retry_topic(rig: RemotingRig) -> None:
@@ -326,6 +335,25 @@ def test_unregister_is_of_the_connection_whatever_client_it_names(rig: RemotingR
     assert rig.services.clients.client_ids("G1") == ["c2"]
     assert [member.client.client_id for member in rig.services.clients.producers("P1")] == ["c2"]
     assert [rig.services.locks.holder("G1", ("T1", queue_id), 0) for queue_id in (0, 1)] == [None, "c2"]
+
+
+def test_the_others_are_told_also_where_the_connection_ends_before_the_last_lock_is_looked_at(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share out the queues; what is still locked then expires."""
+    monkeypatch.setattr("headrace.broker.consumers.locks.LOCKS_AT_ONCE", 1)
+    peer, other = rig.peer(), rig.peer(41_000)
+    for who, client in ((peer, "c1"), (other, "c2")):
+        who.heartbeat(client, group="G1")
+    queues = [{"topic": "T1", "brokerName": "broker-a", "queueId": number} for number in range(3)]
+    peer.ask(41, body=as_json({"consumerGroup": "G1", "clientId": "c1", "mqSet": queues}))
+    other.notices.clear()
+    parts = unregister_client(peer, Command(35, {"clientID": "c1", "consumerGroup": "G1"}, b"", **JAVA_4_9))
+    next(parts)
+    assert other.notices == []
+    parts.close()
+    assert [code for code, _, _ in other.notices] == [40]
+    assert rig.services.clients.client_ids("G1") == ["c2"]
 
 
 def test_connection_lists(rig: RemotingRig) -> None:
