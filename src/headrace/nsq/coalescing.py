@@ -4,7 +4,8 @@ A client that has messages at hand does not wait for the broker to learn what it
 it comes, and answered with one more message, both sides spend most of their time on small reads and writes. So the
 socket of a consumer that finishes many messages, and has many more, becomes readable only when a quarter of what it
 has in flight may be finished, or half of what it finishes in an interval (``SO_RCVLOWAT``): it has enough to go on
-with, and gets the next ones in one piece. What has come and is less than that waits for two intervals at most.
+with, and gets the next ones in one piece. What has come and is less than that is read when no more is added to it, for
+the client may wait for that: it is looked at a few times in an interval. It waits for two of them at most.
 
 Not every client goes on: it may keep most of its window, or its kernel may hold small segments back until what was sent
 before is acknowledged, which a read does. Such pauses cost it part of its time. So each consumer is tried both ways,
