@@ -143,7 +143,8 @@ class Registrar:
         user: User | None = None,
         find_host: Callable[[], str] = str,
     ) -> None:
-        """
+        """Register this broker, once it is started.
+
         Args:
             permission: That of the whole broker.
             user: Who signs the requests.
@@ -306,7 +307,7 @@ class Registrar:
     # -- what clients are told -----------------------------------------------------------------------------------
 
     async def _check_address(self) -> None:
-        """Warn, once, when the address that clients are told cannot be what they need, then whenever it has changed."""
+        """Warn, once, when the address that clients are told cannot be what they need; then watch it."""
         address = self._identity.address
         registries = [link.address for link in self.links]
         problem = await find_address_problem(address, registries, user=self._user, name=self._identity.name)
@@ -317,6 +318,10 @@ class Registrar:
                 problem,
                 address,
             )
+        await self._watch_host(address)
+
+    async def _watch_host(self, address: str) -> None:
+        """Log whenever the host that would be advertised now is another one than before."""
         host = advertised = _host_of(address)
         while True:
             await asyncio.sleep(self._interval_s)
