@@ -354,7 +354,7 @@ class Transactions:
             except StoreError as error:
                 self.counters.errors += 1
                 if not self._is_failing:
-                    logger.error("transactions not asked about, the store takes no writes error=%s", error)
+                    logger.error("transactions not asked about, the store refuses error=%s", error)
                 self._is_failing = True
         self._floors.note(self._open)
 
