@@ -129,6 +129,14 @@ class Histories(RuleBasedStateMachine):
         assert answers[1] == answers[0], code.name
         return bodies
 
+    def wait_for_index(self) -> None:
+        """Return when both have put all they stored into queues and index: RocketMQ's follow its log."""
+        deadline = time.monotonic() + 10
+        for peer in self.clients[""]:
+            while b'"dispatchBehindBytes":"0"' not in bytes(peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, {}).body):
+                assert time.monotonic() < deadline, "the index does not follow"
+                time.sleep(0.01)
+
     # -- messages ------------------------------------------------------------------------------------------------
 
     @rule(
@@ -267,7 +275,7 @@ class Histories(RuleBasedStateMachine):
     @rule(key=st.sampled_from(("k1", "k2", "k3")), most=st.sampled_from(("1", "2", "64")))
     def find(self, key: str, most: str) -> None:
         """QUERY_MESSAGE."""
-        time.sleep(0.05)  # RocketMQ's index follows its queues
+        self.wait_for_index()
         ext = {"topic": self.topic, "key": key, "maxNum": most, "beginTimestamp": "0", "endTimestamp": str(1 << 62)}
         self.ask(RequestCode.QUERY_MESSAGE, ext, parse=only_messages)
 
