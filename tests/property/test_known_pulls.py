@@ -26,7 +26,10 @@ _RUNNING: Final[dict[str, testing.RunningBroker]] = {}
 class _Forgetful(KnownPulls):
     """Knows nothing, so that every pull is checked."""
 
-    def answer(self, request: PullRequest, host: str, behind: Reader | None = None) -> bytes | None:
+    def answer(self, request: PullRequest, host: str) -> bytes | None:
+        return None
+
+    def answer_run(self, reader: Reader, host: str) -> bytes | None:
         return None
 
 
@@ -34,8 +37,13 @@ class _Counted(KnownPulls):
     calls = 0
     answered = 0
 
-    def answer(self, request: PullRequest, host: str, behind: Reader | None = None) -> bytes | None:
-        frames = super().answer(request, host, behind)
+    def answer(self, request: PullRequest, host: str) -> bytes | None:
+        return self._count(super().answer(request, host))
+
+    def answer_run(self, reader: Reader, host: str) -> bytes | None:
+        return self._count(super().answer_run(reader, host))
+
+    def _count(self, frames: bytes | None) -> bytes | None:
         _Counted.calls += 1
         _Counted.answered += len(list(commands_in(frames or b"")))
         return frames
@@ -145,12 +153,16 @@ class _Script:
         remark = header.get("remark", "").replace(self._services.address, "ADDRESS")
         return header["code"], remark, header.get("extFields"), bodies, offsets
 
+    def frame(self, code: int, fields: dict[str, Any], number: int) -> bytes:
+        """Encode a request, with the fields of a pull for those that are not given."""
+        texts = {name: str(value) for name, value in self._pull_fields(fields).items()}
+        return encode_request(0, code, number, ext=texts)
+
     def _burst(self, asked: list[dict[str, Any] | None]) -> tuple[Any, ...]:
         """Make pulls, and for None another request, in one write."""
-        frames = []
-        for number, fields in enumerate(asked):
-            texts = {name: str(value) for name, value in self._pull_fields(fields or {}).items()}
-            frames.append(encode_request(0, 30 if fields is None else 11, number, ext=texts))
+        frames = [
+            self.frame(30 if fields is None else 11, fields or {}, number) for number, fields in enumerate(asked)
+        ]
         self.socket.send_bytes(b"".join(frames))
         answers = sorted((self.socket.receive() for _ in frames), key=lambda answer: answer[0]["opaque"])
         return tuple(self._outcome(*answer)[:4] for answer in answers), self._services.offsets.queues(
@@ -266,15 +278,33 @@ def test_pulls_of_one_read_are_answered_together_and_counted_each() -> None:
     for kind in ("known", "checked"):
         server = _RUNNING[kind]._node.remoting.server
         first = _figures(server)
-        outcomes = _Script(_RUNNING[kind], name).run([burst])
+        outcomes = _Script(_RUNNING[kind], name).run([burst, burst])
         figures = [now - then for now, then in zip(_figures(server), first, strict=True)]
         key, statistics = f"{name}@{name}-group", _RUNNING[kind]._node.remoting.services.statistics
         snapshots = [statistics.snapshot(each, key) for each in ("GROUP_GET_NUMS", "GROUP_GET_SIZE")]
         windows = [(each.day.sum, each.day.per_call) for each in snapshots if each is not None]
         counted.append((outcomes, figures, windows))
     assert counted[0] == counted[1]
-    assert _Counted.answered - before[0] == 39 + 2
-    assert _Counted.calls - before[1] < 10
+    assert _Counted.answered - before[0] == 39 + 2 + 40 + 2
+    assert _Counted.calls - before[1] < 40 + 2 + 10 + 2  # the read with the first, which is checked, has one for each
+
+
+def test_pull_in_two_reads_leaves_nothing_behind() -> None:
+    """A-NET: a request shorter than what was missed of the pull before it is done at once."""
+    script = _Script(_RUNNING["known"], f"known-{next(_names)}")
+    with script.socket as socket:
+        for step in (*_first_steps("*"), ("pull", {}), ("pull", {})):
+            script.take(*step)
+        pull = script.frame(11, {}, 7)
+        for cut in (1, 6, 100, len(pull) - 1):
+            before = _Counted.answered
+            socket.send_bytes(pull + pull[:cut])
+            assert socket.receive()[0]["opaque"] == 7
+            socket.send_bytes(pull[cut:])
+            assert socket.receive()[0]["opaque"] == 7
+            assert _Counted.answered == before + 2
+            socket.send_bytes(encode_request(0, 29, 8))
+            assert socket.receive()[0]["opaque"] == 8
 
 
 def _first_steps(expression: str) -> list[Step]:
@@ -313,7 +343,7 @@ def test_bug_is_told_and_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -
     """As of every request: the client is told, and the next one is served."""
 
     class Broken(KnownPulls):
-        def answer(self, request: PullRequest, host: str, behind: Reader | None = None) -> bytes | None:
+        def answer(self, request: PullRequest, host: str) -> bytes | None:
             raise ZeroDivisionError
 
     server = _RUNNING["known"]._node.remoting.server

@@ -381,7 +381,10 @@ cdef class Reader(StreamInput):
     cdef int pass_pulls(self, const char* behind, Py_ssize_t count) except -1:
         """Go on behind ``count`` pulls that were peeked at."""
         self._at = behind
+        self._wanted = 0
         self.commands += count
+        if behind == self._end:
+            self._keep_rest(0)
         return 0
 
     cdef object _parse(self, SendIntake intake):

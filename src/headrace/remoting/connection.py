@@ -88,6 +88,7 @@ class RemotingConnection(RequestConnection):
         self._outgoing_bytes = 0
         self._outgoing_large = 0  # of them, those that keep the client busy
         self._is_joined = False  # sends wait for the end of the turn
+        self._expects_pulls = False  # the last read began with one, or had one
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -143,6 +144,8 @@ class RemotingConnection(RequestConnection):
         """Do the requests of one read; what is answered at once leaves together."""
         server = self.server
         self._append_joined()  # in the order in which they came
+        if self._expects_pulls and self._answer_known_pulls():
+            return
         log = server.broker.store.log
         log_end = log.end_offset
         self._outgoing = []
@@ -197,6 +200,29 @@ class RemotingConnection(RequestConnection):
             server.overloaded.add(self)
         self._send_outgoing()
 
+    def _answer_known_pulls(self) -> bool:
+        """Answer the known pulls that a read begins with, a run of them in one piece; return whether that was all.
+
+        Large answers leave in pairs: the client works on two while the next two are served, for half a write each.
+        """
+        server, reader = self.server, self._reader
+        if server.logs_commands or server.guard is not None:
+            return False  # each is looked at
+        self._expects_pulls = False
+        while not self.is_blocked:
+            answers = server.known_pulls.answer_run(reader, self.host)
+            if answers is None:
+                return False
+            self._expects_pulls = True
+            self._deadlines.last_command_ms = self._turn_began_ms
+            self.send(answers)
+            if self.cause or not reader.has_more:
+                return True
+            if self.is_turn_over():
+                self.put_off()
+                return True
+        return False
+
     def _wait_in_line(self, command: Command, parts: Parts | None = None) -> None:
         """Have a request, or what is left of it, done in later turns of the loop, and what is behind it after that."""
         self.pause(Pause.LINE)
@@ -243,6 +269,7 @@ class RemotingConnection(RequestConnection):
                 self.user = self.server.guard.admit(request, self.host)
             if isinstance(command, PullRequest):
                 counters.requests[code] += 1
+                self._expects_pulls = True
                 pull(self, command)
                 return None
             if code in SENDS:
@@ -496,24 +523,6 @@ class RemotingConnection(RequestConnection):
                 self.pause(Pause.REPLIES)
             if self._blocked_bytes > _FARTHEST_BEHIND * most:
                 self.abort("too far behind")  # what it asked before grows into more than may wait for it
-
-    def unseen_pulls(self) -> Reader | None:
-        """Return what pulls behind the one being done may be taken from; None where each is looked at, or logged."""
-        return None if self.server.guard is not None or logger.isEnabledFor(logging.DEBUG) else self._reader
-
-    def send_run(self, data: bytes) -> None:
-        """Send the answers to a run of pulls; large ones at once, as the run has all that is to leave with them."""
-        outgoing = self._outgoing
-        if outgoing is None or len(data) < LARGE_ANSWER_BYTES:
-            self.send(data)
-            return
-        if outgoing:
-            outgoing.append(data)
-            self._send_outgoing()
-        else:
-            self._outgoing = None
-            self.send(data)
-        self._outgoing = []
 
     def send_large(self) -> None:
         """Send the responses gathered so far if a large one is among them."""

@@ -75,13 +75,9 @@ def pull(connection: RemotingConnection, request: PullRequest) -> None:
     """
     services = connection.services
     if not connection.is_blocked:
-        behind = connection.unseen_pulls()
-        answers = connection.server.known_pulls.answer(request, connection.host, behind)
-        if answers is not None:
-            if behind is None:
-                connection.send(answers)
-            else:
-                connection.send_run(answers)
+        answer = connection.server.known_pulls.answer(request, connection.host)
+        if answer is not None:
+            connection.send(answer)
             return
     check_texts(request)
     queue, wanted = check_pull(services, request)

@@ -35,14 +35,17 @@ class KnownPulls:
     def bounds_of(self, request: PullRequest) -> tuple[int, int]:
         """Return how many messages, and how many bytes of them, a pull gets at most."""
 
-    def answer(self, request: PullRequest, host: str, behind: Reader | None = None) -> bytes | None:
-        """Return the encoded answer to a pull, counted and with its offset committed; None where the handler is asked.
+    def answer(self, request: PullRequest, host: str) -> bytes | None:
+        """Return the encoded answer to a pull, with its offset committed; None where the handler is asked.
 
-        That is where the pull is not known, where it finds nothing, and where something goes wrong.
+        That is where the pull is not known, where it finds nothing, and where something goes wrong. What it gets is
+        counted, but for the request itself.
+        """
 
-        Args:
-            behind: What the pull came from: known pulls that follow it there are taken and answered with it, up to two
-                with large answers, and up to 16. Without it there is one answer.
+    def answer_run(self, reader: Reader, host: str) -> bytes | None:
+        """Answer the known pulls that come next in the input: up to two with large answers, and up to 16.
+
+        They are taken out of the input, and counted. None where what comes next is no such pull: it is left there.
         """
 
     def forget(self) -> None:

@@ -130,13 +130,20 @@ cdef class KnownPulls:
             self._known.clear()
         self._known[key] = known
 
-    def answer(self, PullRequest request not None, str host not None, Reader behind=None):
+    def answer(self, PullRequest request not None, str host not None):
+        return self._answer(request, host, None, NULL)
+
+    def answer_run(self, Reader reader not None, str host not None):
         cdef const char* at = NULL
+        cdef PullRequest pull = reader.peek_pull(&at)
+        return self._answer(pull, host, reader, at) if pull is not None else None
+
+    cdef bytes _answer(self, PullRequest pull, str host, Reader reader, const char* at):
+        """Answer a pull, and with a reader those in front of which ``at`` points; they are passed over there."""
         cdef const char* answered = NULL    # behind the last pull that is answered
         cdef Py_ssize_t count = 0
         cdef int large = 0
         cdef _Run run
-        cdef PullRequest pull = request
         cdef _KnownPull known = None
         cdef list pulls = [], knowns = [], heads = []
         run.ends[0] = run.byte_ends[0] = 0
@@ -152,16 +159,18 @@ cdef class KnownPulls:
                 run.ends[count] = self._records.count
                 run.byte_ends[count] = self._records.record_bytes
                 large += run.byte_ends[count] - run.byte_ends[count - 1] >= LARGE_BYTES
-                if behind is None or count == MAX_RUN or large == MAX_LARGE:
+                if reader is None or count == MAX_RUN or large == MAX_LARGE:
                     break
-                pull = behind.peek_pull(&at)
+                pull = reader.peek_pull(&at)
             if not count:
                 return None
             frames = join_answers(heads, run.ends + 1, self._records)
         finally:
             self._records.clear()
-        if count > 1:
-            behind.pass_pulls(answered, count - 1)
+        if reader is not None:
+            reader.pass_pulls(answered, count)
+            for pull in pulls:
+                self._counters.requests[pull.code] += 1     # a single one is counted by who has it
         self._note(pulls, knowns, host, &run)
         return frames
 
@@ -209,8 +218,6 @@ cdef class KnownPulls:
             known = <_KnownPull>knowns[number]
             messages = run.ends[number + 1] - run.ends[number]
             size = run.byte_ends[number + 1] - run.byte_ends[number]
-            if number:
-                self._counters.requests[pull.code] += 1     # whoever has the first counts it
             if known.row is None or known.rows_version != statistics.rows_version:
                 statistics.note_get(pull.consumer_group, pull.topic, messages, size, source=SOURCE, host=host)
                 known.rows_version = statistics.rows_version
