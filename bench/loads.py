@@ -156,9 +156,12 @@ def run_rocketmq_holder(
     return _run_loadgen("rocket-hold", target, arguments, seconds)
 
 
-def run_rocketmq_puller(target: Target, *, seconds: float) -> LoadResult:
-    """Pull a RocketMQ topic's backlog from its start to its end, or for ``seconds``; every offset is checked."""
-    arguments = [f"-topic={target.topic}", f"-duration={seconds}s"]
+def run_rocketmq_puller(target: Target, *, seconds: float, connections: int = 1) -> LoadResult:
+    """Pull a RocketMQ topic's backlog from its start to its end, or for ``seconds``; every offset is checked.
+
+    Each of the connections reads all of it.
+    """
+    arguments = [f"-topic={target.topic}", f"-connections={connections}", f"-duration={seconds}s"]
     return _run_loadgen("rocket-pull", target, arguments, seconds)
 
 
