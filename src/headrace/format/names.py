@@ -32,6 +32,9 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """Says which messages of ``HALF_TOPIC`` are decided."""
 
+DECIDED_GROUP = "CID_RMQ_SYS_TRANS"
+"""Its committed offsets say how far both are decided; no client may commit for it."""
+
 CHECK_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Holds messages whose transaction was asked about too often."""
 

@@ -22,7 +22,7 @@ import msgspec
 
 from headrace.broker.config_file import Build, ConfigFile, FileWriter, Saved, lacks_table
 from headrace.errors import InvalidNameError, OffsetOutOfRangeError, QuotaExceededError
-from headrace.format.names import TEMPLATE_TOPICS
+from headrace.format.names import DECIDED_GROUP, TEMPLATE_TOPICS
 from headrace.settings import BrokerSettings
 
 logger = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class OffsetTable:
         if not 0 <= offset <= _MAX_OFFSET or queue_id < 0:
             self.counters.refused += 1
             raise OffsetOutOfRangeError(queue_id, offset)
-        if self.committed(group, topic, queue_id) is None:
+        if group != DECIDED_GROUP and self.committed(group, topic, queue_id) is None:
             self._require_room(1)
 
     def _require_names(self, group: str, topic: str) -> None:

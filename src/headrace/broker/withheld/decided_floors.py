@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import RequestError
-from headrace.format.names import HALF_TOPIC, OP_TOPIC
+from headrace.format.names import DECIDED_GROUP, HALF_TOPIC, OP_TOPIC
 
 if TYPE_CHECKING:
     from headrace.broker.withheld.open_halves import OpenHalves
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
-
-GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""Its committed offsets say how far both queues are decided."""
 
 
 class Offsets(Protocol):
@@ -54,7 +51,7 @@ class DecidedFloors:
         self._to_note: tuple[int, int, int] | None = None  # physical offset to wait for, and both floors
 
     def _start_of(self, queue: QueueBase, topic: str) -> int:
-        return min(max(self._offsets.committed(GROUP, topic, 0) or 0, queue.min_offset), queue.next_offset)
+        return min(max(self._offsets.committed(DECIDED_GROUP, topic, 0) or 0, queue.min_offset), queue.next_offset)
 
     def add_op(self, op_offset: int, half_offset: int) -> None:
         """Note an op record, behind all others, and the half message that it decides."""
@@ -78,8 +75,8 @@ class DecidedFloors:
             self._to_note = None
             self._noted = (half, op)
             try:
-                self._offsets.commit(GROUP, HALF_TOPIC, 0, half)
-                self._offsets.commit(GROUP, OP_TOPIC, 0, op)
+                self._offsets.commit(DECIDED_GROUP, HALF_TOPIC, 0, half)
+                self._offsets.commit(DECIDED_GROUP, OP_TOPIC, 0, op)
             except RequestError as error:
                 logger.warning("decided transactions not noted, a start reads them again error=%s", error)
         self.raise_over(open_halves)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker.consumers.groups import require_group_name
 from headrace.broker.pull import find_offset_by_time, store_time
-from headrace.broker.withheld.decided_floors import GROUP as DECIDED_GROUP
 from headrace.format.fastjson import ObjectKey
+from headrace.format.names import DECIDED_GROUP
 from headrace.remoting import bodies, fields
 from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.checks import visible_topic

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final, cast
 from headrace.broker.consumers.clients import MAX_WORD
 from headrace.broker.consumers.subscription import ALL, SQL92, TAG
 from headrace.broker.pull import PullResult, PullStatus, read_queue
-from headrace.broker.withheld.decided_floors import GROUP as DECIDED_GROUP
 from headrace.errors import RequestError, StoreError
+from headrace.format.names import DECIDED_GROUP
 from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable
 from headrace.remoting.codec import encode_pull_response, pull_request
 from headrace.remoting.codes import ResponseCode

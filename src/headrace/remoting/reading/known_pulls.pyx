@@ -22,8 +22,8 @@ from headrace.store.consume_queue cimport QueueBase
 from headrace.broker.consumers.clients import MAX_WORD
 from headrace.broker.pull import PullStatus
 from headrace.broker.topic import PERM_READ
-from headrace.broker.withheld.decided_floors import GROUP as DECIDED_GROUP
 from headrace.errors import RequestError, StoreError
+from headrace.format.names import DECIDED_GROUP
 from headrace.remoting.services import SOURCE
 from headrace.remoting.reading.subscriptions import SHORT_CHARACTERS
 

@@ -12,7 +12,6 @@ import pytest
 from headrace.batch import PublishBatch
 from headrace.broker.gathering import MAX_WORKS
 from headrace.broker.message import Message, StoredMessage, put
-from headrace.broker.withheld.decided_floors import GROUP
 from headrace.broker.withheld.transaction_end import Decision
 from headrace.broker.withheld.transaction_opening import TransactionOpening
 from headrace.broker.withheld.transactions import (
@@ -28,7 +27,7 @@ from headrace.errors import (
     QuotaExceededError,
     StoreFullError,
 )
-from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
+from headrace.format.names import CHECK_MAX_TOPIC, DECIDED_GROUP, HALF_TOPIC, OP_TOPIC
 from headrace.format.record import check as check_record
 from headrace.format.record import encode as encode_record
 from headrace.format.record import encode_properties, tag_hash
@@ -414,10 +413,26 @@ def test_one_that_nobody_decides_does_not_hold_the_others(rig: MessagingRig, mon
     for _ in range(20):
         end(rig, prepare(rig), Decision.ROLLBACK)
     rig.pass_time(36_200)
-    assert rig.offsets.committed(GROUP, HALF_TOPIC, 0) == 21
-    assert rig.offsets.committed(GROUP, OP_TOPIC, 0) == 21
+    assert rig.offsets.committed(DECIDED_GROUP, HALF_TOPIC, 0) == 21
+    assert rig.offsets.committed(DECIDED_GROUP, OP_TOPIC, 0) == 21
     assert rig.read(HALF_TOPIC)[-1].properties["TRANSACTION_CHECK_TIMES"] == "0"
     assert end(rig, stuck)
+
+
+def test_what_is_decided_is_noted_though_groups_have_all_offsets_there_may_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bound is against clients; else each decision is a line of the log, and each start reads them all again."""
+    rig = MessagingRig(tmp_path / "store", max_group_offsets=1)
+    rig.offsets.commit("G1", "T", 0, 0)
+    end(rig, prepare(rig), Decision.ROLLBACK)
+    rig.pass_time(200)
+    assert rig.offsets.committed(DECIDED_GROUP, HALF_TOPIC, 0) == 1
+    assert rig.offsets.committed(DECIDED_GROUP, OP_TOPIC, 0) == 1
+    assert "not noted" not in caplog.text
+    with pytest.raises(QuotaExceededError, match="max_group_offsets"):
+        rig.offsets.commit("G1", "T", 1, 0)
+    rig.close()
 
 
 def test_one_with_a_far_time_of_its_own_does_not_hold_the_others(
@@ -429,7 +444,7 @@ def test_one_with_a_far_time_of_its_own_does_not_hold_the_others(
     for _ in range(20):
         end(rig, prepare(rig), Decision.ROLLBACK)
     rig.pass_time(200)
-    assert rig.offsets.committed(GROUP, HALF_TOPIC, 0) == 21
+    assert rig.offsets.committed(DECIDED_GROUP, HALF_TOPIC, 0) == 21
     assert rig.checks == []
     rig.pass_time(86_400_000, step=10_000)
     assert len(rig.checks) == 1
@@ -716,7 +731,7 @@ def test_a_power_cut_takes_a_decision_that_was_not_durable_and_it_is_asked_again
     rig.pass_time(100)
     end(rig, half)
     rig.pass_time(5_000, flush=False)
-    assert rig.offsets.committed(GROUP, HALF_TOPIC, 0) in (None, 0)
+    assert rig.offsets.committed(DECIDED_GROUP, HALF_TOPIC, 0) in (None, 0)
     rig.cut_power()
     assert rig.transactions.open_count == 1
     rig.pass_time(6_100)
@@ -733,8 +748,8 @@ def test_a_start_reads_from_the_noted_offsets(rig: MessagingRig, monkeypatch: py
     rig.pass_time(200)
     open_half = prepare(rig)
     rig.restart()
-    assert rig.offsets.committed(GROUP, HALF_TOPIC, 0) == 50
-    assert rig.offsets.committed(GROUP, OP_TOPIC, 0) == 50
+    assert rig.offsets.committed(DECIDED_GROUP, HALF_TOPIC, 0) == 50
+    assert rig.offsets.committed(DECIDED_GROUP, OP_TOPIC, 0) == 50
     seen: list[int] = []
     read = TransactionOpening._read_from
 
@@ -761,8 +776,8 @@ def test_op_records_of_rocketmq_5_are_read(rig: MessagingRig) -> None:
     rig.pass_time(200)
     rig.restart()
     assert rig.transactions.open_count == 0
-    assert rig.offsets.committed(GROUP, HALF_TOPIC, 0) == 4
-    assert rig.offsets.committed(GROUP, OP_TOPIC, 0) == 3
+    assert rig.offsets.committed(DECIDED_GROUP, HALF_TOPIC, 0) == 4
+    assert rig.offsets.committed(DECIDED_GROUP, OP_TOPIC, 0) == 3
 
 
 def test_a_full_disk_keeps_transactions_open(rig: MessagingRig) -> None:
