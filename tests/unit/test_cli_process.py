@@ -111,6 +111,17 @@ def test_commands_run_with_a_closed_output(option: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("command", ["--version", "serve --help", "config sample", "doctor --json"])
+def test_output_on_a_full_disk_is_said(tmp_path: Path, command: str) -> None:
+    """The disk's own words named nothing, and the store's disk is what one thinks of first."""
+    done = subprocess.run(
+        ["bash", "-c", f'exec "{sys.executable}" -c "import sys; {MAIN}" {command} > /dev/full'],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    expected = "headrace: standard output: No space left on device; what it has got is cut short\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
 @pytest.mark.parametrize("errors", ["2> /dev/full", "2> >(exit 0)"])
 @pytest.mark.parametrize(
     ("command", "code"),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from importlib.metadata import version
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 import click
 
@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 done, 1 failed, 2 wrong use or wrong settings, 130 interrupted; what a command returns wins.
     """
     open_standard_files()
+    name_standard_output()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -77,6 +78,27 @@ def open_standard_files() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+
+
+class StandardOutput(io.FileIO):
+    """Standard output, whose errors say that they are its: the system names no file where a write fails."""
+
+    def write(self, data: Any) -> int:
+        """Write what the system takes of ``data``."""
+        try:
+            return super().write(data)
+        except OSError as exc:
+            drop(self)
+            reason = f"{exc.strerror}; what it has got is cut short"
+            raise OSError(exc.errno, reason, "standard output") from exc
+
+
+def name_standard_output() -> None:
+    """Have every command's output go through ``StandardOutput``; a test's own stays what it is."""
+    text = sys.stdout
+    if text is sys.__stdout__ and isinstance(text, io.TextIOWrapper):
+        file = io.BufferedWriter(StandardOutput(text.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(file, text.encoding, text.errors, line_buffering=text.line_buffering)
 
 
 def spell_what_has_no_letters() -> None:
@@ -164,6 +186,6 @@ def tell(text: str) -> None:
         drop(sys.stderr)
 
 
-def drop(stream: TextIO) -> None:
+def drop(stream: TextIO | io.FileIO) -> None:
     """Have an output that takes nothing go nowhere; Python would complain once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
