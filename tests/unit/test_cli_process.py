@@ -1,5 +1,6 @@
 """`headrace serve` and `headrace registry` as processes: closed and full outputs, signals at odd times."""
 
+import contextlib
 import json
 import os
 import signal
@@ -80,6 +81,27 @@ def test_output_that_takes_nothing_ends_nobody(
     time.sleep(0.2)  # the line comes after the file
     assert one.ends_well_at(signal.SIGTERM), one.errors.read_text()
     assert "Traceback" not in one.errors.read_text()
+
+
+@COMMANDS
+def test_log_that_nobody_reads_holds_up_nobody(tmp_path: Path, started: list[Started], command: str) -> None:
+    """Who pages through the log, or stops its terminal, stopped the broker at the next line."""
+    os.mkfifo(tmp_path / "pager")
+    pager = os.open(tmp_path / "pager", os.O_RDWR | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pager, b"." * 4096)
+    one = Started(tmp_path, command, shell="2> pager")
+    started.append(one)
+    one.wait_ready()
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.read(pager, 1 << 16)
+    assert one.ends_well_at(signal.SIGTERM)
+    said = os.read(pager, 1 << 16).decode()
+    os.close(pager)
+    assert "WARNING headrace.cli.serve log lines left out, nobody read them lines=" in said
+    assert said.endswith("\n")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 import faulthandler
 import logging
+import select
+import sys
 import time
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -11,6 +14,13 @@ from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.errors import one_line
 from headrace.foreground import leave_at_signals
 from headrace.settings import LogSettings
+
+logger = logging.getLogger(__name__)
+
+STANDARD_ERROR: Final = 2
+READER_WAIT_MS: Final = 1_000
+PIECE_CHARACTERS: Final = 1_024
+"""In UTF-8 no more than a pipe takes at once when it is ready: a page."""
 
 
 @click.command(cls=SettingsCommand, short_help="Run a broker, with a registry inside.")
@@ -46,17 +56,44 @@ class LineFormatter(logging.Formatter):
         return one_line(super().formatMessage(record))
 
 
+class LogOutput:
+    """Standard error, for whole lines, but for those that nobody takes.
+
+    A full pipe and a stopped terminal let a writer wait for their reader, and the event loop with it: who pages through
+    the log would stop the broker. A reader that is slow is waited for; behind one that takes nothing for
+    ``READER_WAIT_MS``, lines are left out and counted until there is room.
+    """
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+        self._left_out = 0
+        self._writable = select.poll()
+        self._writable.register(STANDARD_ERROR, select.POLLOUT)
+
+    def write(self, text: str) -> None:
+        """Write a line, or count it."""
+        for at in range(0, len(text), PIECE_CHARACTERS):
+            if not self._writable.poll(0 if self._left_out else READER_WAIT_MS):
+                self._left_out += 1
+                return
+            left_out, self._left_out = self._left_out, 0
+            if left_out:
+                logger.warning("log lines left out, nobody read them lines=%d", left_out)
+            self._stream.write(text[at : at + PIECE_CHARACTERS])
+            self._stream.flush()
+
+
 def start_logging(settings: LogSettings) -> None:
     """Send log lines to standard error: UTC time, level, module, text; and what each thread did at a fatal signal.
 
     Such as SIGBUS, where a file of the store was cut, or its disk cannot read a sector: no handler can go on behind it.
     """
-    faulthandler.enable(file=2)
+    faulthandler.enable(file=STANDARD_ERROR)
     formatter = LineFormatter(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(LogOutput())
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.addHandler(handler)
