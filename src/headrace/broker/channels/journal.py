@@ -50,6 +50,7 @@ FLAG_FORGOTTEN = 1  # the channel was deleted: what came before does not count
 FLAG_END = 2  # last record of a snapshot; its payload is the u32 number of the others
 KNOWN_FLAGS = {0, FLAG_FORGOTTEN, FLAG_END}
 
+PREVIOUS_SNAPSHOT = "snapshot.previous"
 MIN_COMPACTION_BYTES = 4 << 20
 WRITE_BYTES = 1 << 20
 
@@ -92,6 +93,17 @@ class HistoryScan:
     end: int = 0  # behind the last good record
     torn_bytes: int = 0
     damaged: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def is_whole_snapshot(self) -> bool:
+        """Whether nothing of a snapshot is missing; else the one before it counts beneath."""
+        records = self.records
+        return (
+            self.generation >= 0
+            and not self.damaged
+            and bool(records)
+            and records[-1][1:] == (FLAG_END, struct.pack("<I", len(records) - 1))
+        )
 
 
 def encode_record(key: bytes, payload: bytes, flags: int = 0) -> bytes:
@@ -204,7 +216,7 @@ class ChannelJournal:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._snapshot_path = directory / "snapshot"
-        self._previous_path = directory / "snapshot.previous"
+        self._previous_path = directory / PREVIOUS_SNAPSHOT
         self._generation = 0
         self._descriptor = -1
         self._retired: list[int] = []  # descriptors of journals before the open one, not yet synced
@@ -285,13 +297,7 @@ class ChannelJournal:
             return 0
         scan = scan_history(self._snapshot_path, KIND_SNAPSHOT)
         self._snapshot_bytes = scan.end
-        whole = (
-            scan.generation >= 0
-            and not scan.damaged
-            and bool(scan.records)
-            and scan.records[-1][1:] == (FLAG_END, struct.pack("<I", len(scan.records) - 1))
-        )
-        if not whole:
+        if not scan.is_whole_snapshot:
             loaded.damaged_ranges += max(len(scan.damaged), 1)
             logger.warning(
                 "channel snapshot damaged path=%s positions=%s channels_read=%d effect=%s",

@@ -19,10 +19,10 @@ import msgspec
 from headrace.broker.catalog import Catalog
 from headrace.broker.channels.journal import (
     FILE_HEAD,
-    FLAG_END,
     FLAG_FORGOTTEN,
     KIND_JOURNAL,
     KIND_SNAPSHOT,
+    PREVIOUS_SNAPSHOT,
     ChannelHistory,
     HistoryScan,
     find_journals,
@@ -192,15 +192,13 @@ def _read_snapshot(directory: Path, view: JournalView, histories: dict[bytes, Ch
     scan = _scan(directory / "snapshot", KIND_SNAPSHOT, view)
     if scan is None:
         return 0
-    records = scan.records
-    is_whole = (
-        scan.generation >= 0
-        and bool(records)
-        and records[-1][1:] == (FLAG_END, _COUNT.pack(len(records) - 1))
-    )  # fmt: skip
-    if not is_whole and not scan.damaged:
-        view.damage.append((directory / "snapshot", scan.end, "its end is missing"))
-    for key, flags, payload in records:
+    scans = [scan]
+    if not scan.is_whole_snapshot:
+        if not scan.damaged:
+            view.damage.append((directory / "snapshot", scan.end, "its end is missing"))
+        beneath = _scan(directory / PREVIOUS_SNAPSHOT, KIND_SNAPSHOT, JournalView())
+        scans = [beneath, scan] if beneath is not None else scans
+    for key, flags, payload in (record for each in scans for record in each.records):
         if flags == 0:
             histories.setdefault(key, ChannelHistory()).changes.append(payload)
     return max(scan.generation, 0)

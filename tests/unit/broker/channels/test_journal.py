@@ -23,6 +23,7 @@ from headrace.broker.channels.journal import (
     lacks_beginning,
     scan_history,
 )
+from headrace.broker.channels.stored_channels import read_journal
 from headrace.errors import FormatVersionError, SideFileError, UnsyncedError
 
 A, B = b"topic/a", b"topic/b"
@@ -186,6 +187,25 @@ def test_damaged_snapshot_falls_back_to_the_one_before(
     assert loaded.damaged_ranges == 1
     assert str(path) in caplog.text
     assert journal.needs_compaction
+
+
+@pytest.mark.parametrize("damage", ["state", "end", "all"])
+def test_tools_read_the_snapshot_before_beneath_a_damaged_one(
+    directory: Path, journals: list[ChannelJournal], damage: str
+) -> None:
+    """As a start does: ``store inspect`` showed a channel at 0 that the broker had at its last good floor."""
+    floor_at = [bytes([2, 1, 1]) + struct.pack("<Hqq", 0, floor, floor) for floor in (5, 8)]
+    journal, _ = opened(directory, journals)
+    journal.compact([(A, floor_at[0])])
+    journal.compact([(A, floor_at[1])])
+    path = directory / "snapshot"
+    content = path.read_bytes()
+    state = content.index(floor_at[1])
+    kept = {"state": content[:state] + b"\x03" + content[state + 1 :], "end": content[:-3], "all": b""}[damage]
+    path.write_bytes(kept)
+    view = read_journal(directory)
+    assert view.channels[A].floors == {0: 8 if damage == "end" else 5}
+    assert [place.name for place, _, _ in view.damage] == ["snapshot"]
 
 
 @pytest.mark.parametrize("name", ["snapshot", "journal.00000001"])
