@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -424,6 +425,19 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not writable" in checkup.check_disk(wanted)[0].text
     (tmp_path / "store").write_text("")
     assert "is no directory" in checkup.check_disk(wanted)[0].text
+
+
+@pytest.mark.parametrize(("inodes", "left", "status"), [(104, 0, "problem"), (0, 0, "ok"), (1 << 20, 1 << 19, "ok")])
+def test_disk_that_has_room_but_no_inodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inodes: int, left: int, status: str
+) -> None:
+    """It says "No space left on device" too, with most of its bytes free; a file system may count none."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _path: type("S", (), {"f_files": inodes, "f_favail": left}))
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
+    (finding,) = checkup.check_disk(settings(tmp_path))
+    assert finding.status == status
+    assert ("df -i" in finding.text) == (status == "problem")
 
 
 def test_a_stores_own_segments_are_what_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import resource
 import shutil
 import socket
@@ -48,6 +49,8 @@ from headrace.store.segment_supply import require_room
 Status = Literal["ok", "warning", "problem"]
 ANSWER_S: Final = 2.0
 COMFORTABLE_FILES: Final = 8_192
+FEW_INODES: Final = 100
+"""A new store takes some thirty, then three for a topic of one queue and one for each segment."""
 """3,072 are for the store and HTTP; with less than this many, clients are few."""
 LATEST_PAST_S: Final = 1_700_000_000
 """November 2023: a clock before that has never been set."""
@@ -387,10 +390,13 @@ def check_disk(settings: Settings) -> list[Finding]:
             require_room(directory, settings.store, 0, segment)
     except (StoreError, OSError) as error:
         return [Finding("problem", "disk", str(error))]
-    usage = shutil.disk_usage(nearest_folder(data_dir))
+    folder = nearest_folder(data_dir)
+    usage, inodes = shutil.disk_usage(folder), os.statvfs(folder)
     text = f"{data_dir}: {format_size(usage.free >> 20 << 20)} free of {format_size(usage.total >> 20 << 20)}"
     if usage.free < segment:
         return [Finding("problem", "disk", f"{text}, a segment takes {format_size(segment)}")]
+    if inodes.f_files and inodes.f_favail < FEW_INODES:  # none at all: the file system makes them as they are needed
+        return [Finding("problem", "disk", f"{text}, but room for {inodes.f_favail} more files (df -i): remove some")]
     if usage.free < 4 * segment:
         return [Finding("warning", "disk", f"{text}, room for {usage.free // segment} segments")]
     return [Finding("ok", "disk", text)]
