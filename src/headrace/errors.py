@@ -222,6 +222,16 @@ class ReplacedStoreError(StoreError):
         self.path = str(path)
 
 
+class RemovedSegmentError(StoreError):
+    """The segment that is written to was removed: nobody finds it when this process has ended."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        super().__init__(
+            f"{path} was removed while the broker writes to it; the store takes no more writes: copy "
+            f"/proc/{os.getpid()}/fd/{descriptor} there before it ends, else what it holds is lost; then restart"
+        )
+
+
 class StoreClosedError(StoreError):
     """The store is closed."""
 

@@ -6,13 +6,15 @@ composition root sets to the loop's call_soon_threadsafe, as ``call_soon`` to th
 
 When a flush returns (``group_commit``), its target becomes the durable offset, entries below it become visible, and
 whoever waits in the gate is told. A failed fdatasync stops writes for good: the kernel may have dropped the dirty
-pages, so trying again would only pretend. So does another directory in the place of the store's (``look_at_place``):
-the next segment would be made there. What goes by path in between is refused by ``require_in_place``.
+pages, so trying again would only pretend. So do another directory in the place of the store's (``look_at_place``),
+where the next segment would be made, and a removed segment: what is written to it goes with the process. What goes by
+path in between is refused by ``require_in_place``.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,6 +26,7 @@ from headrace.clock import Clock
 from headrace.errors import (
     FlushError,
     NoMemoryError,
+    RemovedSegmentError,
     ReplacedFolderError,
     ReplacedStoreError,
     StoreClosedError,
@@ -74,6 +77,17 @@ def _most_open(wanted: int, share: int) -> int:
     """Return how many files of one kind may stay open: where the system allows few, a share of them at most."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return wanted if allowed == resource.RLIM_INFINITY else max(2, min(wanted, allowed // share))
+
+
+def _is_removed(segment: Segment) -> bool:
+    """Tell whether the file of an open segment has no name any more; some file systems count no names at all."""
+    status = os.fstat(segment.fd)
+    if status.st_nlink:
+        return False
+    try:
+        return not os.path.samestat(Path(segment.path).stat(), status)
+    except FileNotFoundError:
+        return True
 
 
 @dataclass
@@ -460,7 +474,7 @@ class Store:
     def look_at_place(self) -> None:
         """Stop taking writes for good if the path of the store leads to another directory; not while it leads nowhere.
 
-        Then what is open goes on, and what has to be opened is tried again.
+        Then what is open goes on, and what has to be opened is tried again. But not in a segment that was removed.
         """
         try:
             require_in_place(self.directory.commit_log)
@@ -472,6 +486,8 @@ class Store:
                     "data directory not found, looked for again path=%s error=%s remedy=put it back, or restart the "
                     "broker with --data-dir where it is now", self.directory.root, error.strerror,
                 )  # fmt: skip
+        if self.log.active is not None and _is_removed(self.log.active):
+            self._fail(RemovedSegmentError(self.log.active.path, self.log.active.fd))
 
     @property
     def is_replaced(self) -> bool:

@@ -971,6 +971,30 @@ def test_a_directory_that_is_away_for_a_moment_is_no_other_one(
     assert list(bench.messages("t").values()) == [*bodies, b"x" * 10_000]
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_removed_segment_takes_no_more_writes(bench: StoreBench, *, is_moved: bool) -> None:
+    """Up to a segment of messages was acknowledged at level fsync that no start could find; the process has them."""
+    bench.append("t", b"a")
+    bench.settle()
+    path = bench.segment(0)
+    if is_moved:
+        path.rename(bench.root / "elsewhere")
+    else:
+        path.unlink()
+    bench.append("t", b"b")
+    bench.clock.advance_ms(1_000)
+    bench.store.tick()
+    if is_moved:
+        assert bench.store.failure is None
+        (bench.root / "elsewhere").rename(path)
+    else:
+        with pytest.raises(StoreError, match=r"was removed .*: copy /proc/\d+/fd/\d+ there before") as caught:
+            bench.append("t", b"refused")
+        shutil.copyfile(str(caught.value).split("copy ")[1].split(" there")[0], path)
+    bench.restart()
+    assert list(bench.messages("t").values()) == [b"a", b"b"]
+
+
 def test_few_open_files_leave_some_for_all_the_rest(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more queues than files a broker refused the next segment, could not stop, and was never to start again."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
