@@ -29,6 +29,7 @@ from headrace.broker.topic import PERM_READ, TopicConfig
 from headrace.errors import RequestError, StoreError, UnreadableError
 from headrace.format import record
 from headrace.format.names import STATISTICS_TOPIC
+from headrace.format.queue_entry import FILLER_BYTES
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -234,7 +235,9 @@ class StatisticsRecords:
         end, said, is_whole = self._queue.visible_offset, set(), False
         for offset in range(end - 1, max(self._queue.min_offset, end - MAX_WAITING) - 1, -1):
             try:
-                physical_offset = self._queue.position_of(offset)
+                ((physical_offset, record_bytes, _),) = self._queue.entries(offset, 1)
+                if record_bytes == FILLER_BYTES:
+                    continue  # a power cut took it
                 raw = self._broker.store.log.read(physical_offset)
                 found = msgspec.json.decode(record.decode(raw or b"")["body"], type=_SaidLag)
             except (StoreError, ValueError, msgspec.DecodeError) as error:

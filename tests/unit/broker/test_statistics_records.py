@@ -187,14 +187,30 @@ def test_a_record_that_a_kill_cut_short_says_as_much_as_the_one_before(
     class Cut:
         min_offset = 0
         visible_offset = queue.visible_offset - 2
-        position_of = queue.position_of
+        entries = queue.entries
 
     monkeypatch.setattr(rig.records, "_queue", Cut)
     assert {row[:2] for row in rig.records._said_lags()} == {("T", group) for group in groups}
     for position in (-1, 0):  # no record, and another one
-        monkeypatch.setattr(Cut, "position_of", lambda _, at=position: at)
+        monkeypatch.setattr(Cut, "entries", lambda _offset, _most, at=position: [(at, 100, 0)])
         assert rig.records._said_lags() == frozenset()
     assert caplog.text.count("statistics unreadable") == 2
+
+
+def test_a_record_that_a_power_cut_took_is_passed_over(rig: RecordsRig, caplog: pytest.LogCaptureFixture) -> None:
+    """Its queue offset stays unused: another record was read in its place, and no lag that came to nothing was said."""
+    rig.publish("T", [b"1"])
+    rig.core.offsets.commit("G", "T", 0, 0)
+    rig.pass_minute()
+    rig.pass_minute()
+    said = rig.records._said_lags()
+    assert said
+    queue = rig.store.queue(STATISTICS_TOPIC, 0)
+    queue.skip_to(queue.next_offset + 2)
+    rig.restart()
+    assert rig.store.queue(STATISTICS_TOPIC, 0).visible_offset > queue.next_offset - 2
+    assert rig.records._said_lags() == said
+    assert "statistics unreadable" not in caplog.text
 
 
 def test_counts_of_a_minute_are_not_in_the_next(rig: RecordsRig) -> None:
