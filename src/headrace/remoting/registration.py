@@ -354,9 +354,11 @@ async def find_address_problem(
     far = [registry for registry in registries if not is_loopback(_host_of(registry))]
     if is_loopback(host) and far:
         return f"the registry {far[0]} is not on this machine, but {host} leads every client to its own"
+    is_reached = False
     try:
         async with asyncio.timeout(REACH_S):
             reader, writer = await asyncio.open_connection(host, port)
+            is_reached = True
             try:
                 answered_by = await _ask(reader, writer, user) if is_broker else ""
             finally:
@@ -366,6 +368,9 @@ async def find_address_problem(
     except ProtocolError:
         return f"{address} is reached from here, but what answers there is no RocketMQ broker"
     except TimeoutError:
+        if is_reached:  # the system takes the connection, whoever listens
+            reason = "its process hangs or is stopped, or it is no broker"
+            return f"{address} is reached from here, but answers nothing within {REACH_S:g} s: {reason}"
         return f"{address} does not answer from here within {REACH_S:g} s"
     except OSError as error:
         return f"{address} cannot be reached from here ({error.strerror or error})"

@@ -436,6 +436,18 @@ def test_address_that_clients_cannot_use_is_explained() -> None:
     run(test)
 
 
+def test_address_of_a_process_that_is_stopped_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system takes the connection; the words were those of an address that leads nowhere."""
+    monkeypatch.setattr("headrace.remoting.registration.REACH_S", 0.1)
+
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as stopped:
+            found = await find_address_problem(f"127.0.0.1:{stopped.getsockname()[1]}", [])
+        assert "is reached from here, but answers nothing within 0.1 s: its process hangs or is stopped" in found
+
+    run(test)
+
+
 @pytest.mark.parametrize(
     ("code", "body", "problem"),
     [
