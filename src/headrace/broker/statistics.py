@@ -3,7 +3,8 @@
 A counter keeps its running sum as it was at the beginning of each of the last 6 slots of 10 s, 6 of 10 min and 24 of an
 hour: RocketMQ's windows, but brought up to date when a counter is used, not by a sweep over all. What was counted in a
 window is the sum now less the sum then; the window reaches from a slot's beginning to now, so the last minute is 60 to
-70 s long, and rates are per its real length (A-BROKER-49, X-BROKER-17).
+70 s long, and rates are per its real length (A-BROKER-49, X-BROKER-17). ``now_ms`` is monotonic time: with a clock that
+is set back by hours one slot would last as long.
 """
 
 from __future__ import annotations

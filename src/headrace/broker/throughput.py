@@ -60,6 +60,8 @@ class Throughput:
         if mono_ms - self._samples[-1].mono_ms >= SAMPLE_MS:
             self._samples.append(Sample(mono_ms, self.put, self.found, self.missed, self.transferred))
         day = (now_ms + self._utc_offset_ms) // _DAY_MS
+        if day < self._day - 1:
+            self._day = day  # the clock was far ahead; by less than a day it may be set back over midnight
         if day > self._day:
             # More than a day later, yesterday's morning was after the last message too.
             for name, (_, today) in self._mornings.items():

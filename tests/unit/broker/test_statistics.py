@@ -356,3 +356,13 @@ def test_daily_totals() -> None:
     throughput.tick(midnight + 5 * DAY, 0)
     assert throughput.totals("put") == DayTotals(20, 20, 20)
     assert throughput.totals("transferred") == DayTotals(0, 0, 0)
+
+
+def test_daily_totals_of_a_clock_that_was_far_ahead() -> None:
+    """A machine that starts in the next year had no more mornings until it came; set back over midnight, it has one."""
+    midnight = START // DAY * DAY + 2 * DAY
+    throughput = Throughput(midnight + 365 * DAY, 0)
+    throughput.put = 5
+    for at in (midnight - 1, midnight, midnight - 1_000, midnight):
+        throughput.tick(at, 0)
+    assert throughput.totals("put") == DayTotals(0, 5, 5)

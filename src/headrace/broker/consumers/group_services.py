@@ -57,7 +57,7 @@ class GroupServices:
         self.locks = QueueLocks(settings)
         self.holds = HeldPulls(settings)
         self.cold_pulls = HeldPulls(settings)
-        self.statistics = Statistics(settings, clock.now_ms(), broker_key)
+        self.statistics = Statistics(settings, clock.monotonic_ms(), broker_key)
         self.throughput = Throughput(clock.now_ms(), clock.monotonic_ms(), utc_offset_ms)
         self.topics_file = TopicsFile(*self.config_file(TOPICS_FILE), broker.topics, lambda: broker.topic_version)
 
@@ -121,7 +121,7 @@ class GroupServices:
     def tick(self, now_ms: int) -> None:
         """Do what is due in every part."""
         mono_ms = self.broker.clock.monotonic_ms()
-        self._run(lambda: self.statistics.tick(now_ms))
+        self._run(lambda: self.statistics.tick(mono_ms))
         self._run(lambda: self.throughput.tick(now_ms, mono_ms))
         self._run(lambda: self.clients.tick(mono_ms))
         self._run(lambda: self.locks.tick(mono_ms))

@@ -11,6 +11,7 @@ import pytest
 from headrace.broker.consumers.clients import ClientInfo, ConsumerData
 from headrace.broker.consumers.group_services import GroupServices
 from headrace.broker.consumers.groups import SubscriptionGroup
+from headrace.broker.statistics import TOPIC_PUT_NUMS
 from headrace.broker.topic import TopicConfig
 from headrace.errors import SideFileError
 from tests.support.brokers import BrokerRig
@@ -47,6 +48,19 @@ def test_a_restart_keeps_groups_and_offsets(rig: ServicesRig) -> None:
     assert rig.services.groups.get("G") == SubscriptionGroup("G")
     assert rig.services.offsets.committed("G", "T", 0) == 2
     assert rig.services.offsets.counters.clamped == 0
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_windows_of_statistics(rig: ServicesRig) -> None:
+    """With a clock that was hours ahead at the start the last minute was hours long, and its rate that of a second."""
+    statistics = rig.services.statistics
+    rig.pass_time(60_000)
+    rig.clock._now_ms -= 7_200_000
+    for _ in range(12):
+        statistics.note_put("T", 10, 100, source="nsq")
+        rig.pass_time(10_000)
+    found = statistics.snapshot(TOPIC_PUT_NUMS, "T")
+    assert found is not None
+    assert (found.minute.sum, round(found.minute.per_second)) == (60, 1)
 
 
 def test_a_crash_loses_at_most_an_interval_of_offsets(rig: ServicesRig) -> None:
