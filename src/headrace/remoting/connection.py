@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.broker.access import User
-    from headrace.remoting.codec import Reader
     from headrace.remoting.guard import Need
     from headrace.remoting.handlers.pull import ServedPull
     from headrace.remoting.reply import Parts
