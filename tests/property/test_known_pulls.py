@@ -160,9 +160,7 @@ class _Script:
 
     def _burst(self, asked: list[dict[str, Any] | None]) -> tuple[Any, ...]:
         """Make pulls, and for None another request, in one write."""
-        frames = [
-            self.frame(30 if fields is None else 11, fields or {}, number) for number, fields in enumerate(asked)
-        ]
+        frames = [self.frame(30 if fields is None else 11, fields or {}, number) for number, fields in enumerate(asked)]
         self.socket.send_bytes(b"".join(frames))
         answers = sorted((self.socket.receive() for _ in frames), key=lambda answer: answer[0]["opaque"])
         return tuple(self._outcome(*answer)[:4] for answer in answers), self._services.offsets.queues(
