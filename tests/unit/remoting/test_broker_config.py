@@ -33,6 +33,7 @@ def test_configuration_is_shown_and_changed(rig: RemotingRig) -> None:
         b"configBlackList=",
         b"rocketmqHome=/",
         b"brokerName=x",
+        b"brokerPermission=0",
         b"brokerPermission=9",
         b"brokerPermission=00026666",
         b"brokerPermission=0002" + b"0" * 5_000,

@@ -115,6 +115,16 @@ def test_message_is_given_up(rig: RemotingRig, fields: dict[str, object]) -> Non
     assert not rig.services.messages.letters.counts
 
 
+@pytest.mark.parametrize(("level", "made"), [(-1, False), (1, True)])
+def test_the_retry_topic_is_made_when_a_message_waits_for_it(rig: RemotingRig, level: int, made: bool) -> None:
+    """RocketMQ makes it also where the message becomes a dead letter at once."""
+    peer = rig.peer()
+    rig.services.ensure_group("G1")
+    offset = physical_offset_of(peer.ask(310, send_fields("T1"), b"hello"))
+    assert peer.ask(36, {"offset": offset, "group": "G1", "delayLevel": level}).code == 0
+    assert ("%RETRY%G1" in rig.broker.topics, "%DLQ%G1" in rig.broker.topics) == (made, not made)
+
+
 def test_a_maximum_that_an_old_client_does_not_know_is_the_groups(rig: RemotingRig) -> None:
     """remoting.md 1.6: from version 121 on the request's counts; and 4.4, the flag of a retry topic made for it."""
     peer = rig.peer()

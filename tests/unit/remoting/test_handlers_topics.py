@@ -10,7 +10,7 @@ import pytest
 from headrace.format.fastjson import ObjectKey
 from headrace.remoting.topics import system_topics
 from headrace.settings import RemotingSettings
-from tests.support.remoting import RemotingRig, as_json, body_of, send_fields, subscription
+from tests.support.remoting import RemotingRig, as_json, body_of, physical_offset_of, send_fields, subscription
 
 TOPIC = {"topic": "T1", "defaultTopic": "TBW102", "readQueueNums": 8, "writeQueueNums": 4, "perm": 6}
 KEY = ObjectKey({"brokerName": "broker-a", "queueId": 0, "topic": "T1"})
@@ -247,6 +247,33 @@ def test_consume_stats(rig: RemotingRig) -> None:
     assert body_of(peer.answers[1])["consumeStatsList"] == []
     peer.ask(17, TOPIC)
     assert len(body_of(peer.ask(303, {"topic": "T1", "group": "G1"}))["consumeTimeSpanSet"]) == 4
+
+
+def test_statistics_of_all_groups_have_those_with_rows_of_the_queues_they_read(rig: RemotingRig) -> None:
+    """RocketMQ's 317 has groups without any row too, and only the queues that producers use."""
+    peer = rig.peer()
+    peer.ask(17, TOPIC)
+    for group in ("Empty", "G1"):
+        peer.ask(200, body=as_json({"groupName": group}))
+    peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 0})
+    assert peer.try_ask(317, {"isOrder": "false"}) is None
+    ((stats,),) = (list(groups.items()) for groups in body_of(peer.answers.pop())["consumeStatsList"])
+    assert stats[0] == "G1"
+    assert sorted(key["queueId"] for key in stats[1][0]["offsetTable"]) == list(range(8))
+
+
+def test_statistics_of_a_group_have_its_retry_topic_though_it_does_not_subscribe_to_it(rig: RemotingRig) -> None:
+    """RocketMQ's 208 leaves it out, and with it what failed and waits to be consumed again."""
+    peer = rig.peer()
+    offset = physical_offset_of(peer.ask(310, send_fields("T1"), b"x"))
+    peer.heartbeat("c1", subscription("T1"), group="G1")
+    assert peer.ask(36, {"offset": offset, "group": "G1", "delayLevel": 1}).code == 0
+    rig.pass_time(2_000)
+    for topic in ("T1", "%RETRY%G1"):
+        peer.ask(15, {"consumerGroup": "G1", "topic": topic, "queueId": 0, "commitOffset": 0})
+    table = body_of(peer.ask(208, {"consumerGroup": "G1"}))["offsetTable"]
+    ends = {key["topic"]: row["brokerOffset"] for key, row in table.items() if key["queueId"] == 0}
+    assert ends == {"T1": 1, "%RETRY%G1": 1}
 
 
 def test_consume_stats_of_many_groups_are_gathered_in_turns(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
