@@ -22,6 +22,7 @@ def matches(text: str, properties: bytes = PROPERTIES) -> bool:
         "a = 5", "a = '5'", "a <> 6", "a > 4", "a >= 5", "a < 6", "a <= 5", "5 = a", "4 < a",
         "a = 5.0", "c = 2.5", "c > .5", "c < 5E10", "c < 25e-1 OR c = 25e-1", "a > -1", "a > - 1", "a < +6", "a = 5L",
         "a BETWEEN 5 AND 5", "a between 1 and 10", "a NOT BETWEEN 6 AND 10", "a NOT BETWEEN 6 AND 4",
+        "a>4and a<6", "a = 5or b", "a BETWEEN 5and 5", "a = 5Land TRUE",
         "c BETWEEN a AND 9.0 OR c BETWEEN 1.0 AND a",
         "TAGS IN ('TagB', 'TagA')", "TAGS NOT IN ('TagB')", "KEYS = 'k1'", "s = 'it''s'", "e = 'héllo'",
         "missing IS NULL", "a IS NOT NULL", "a is not null and not (missing is not null)",
