@@ -44,6 +44,13 @@ def orders(broker):
 ALL = sorted([f"a{i}" for i in range(100)] + [f"b{i}" for i in range(50)])
 
 
+def test_none_is_not_to_set_an_option(spark, orders):
+    """An argument that a function hands on: as text it would be a tag of that name, which nothing has."""
+    frame = read(spark, servers=orders.registry, topics="orders", tags=None, minPartitions=None, columns="body")
+    assert bodies(frame) == ALL
+    assert bodies(read(spark, servers=orders.registry, topicPattern=None, columns="body")) == ALL
+
+
 def test_same_rows_from_every_side(spark, orders):
     """Over the network by topic and as a log, and from the folder."""
     ways = [

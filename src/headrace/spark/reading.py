@@ -37,20 +37,20 @@ def read(
         since: Stored at or after that time: a datetime, ISO 8601, or ms since 1970.
         until: Stored before that time.
         columns: What to read: the fewer, the faster. ``prop:NAME`` is one property.
-        options: Any other option of docs/spark/source.md, as it is spelled there.
+        options: Any other option of docs/spark/source.md, as it is spelled there; None is not to set it.
 
     Raises:
         ConfigError: when the DataFrame is made: an option is wrong.
     """
     register(spark)
-    found: dict[str, str] = {name: _option_text(value) for name, value in options.items()}
+    found: dict[str, str] = {name: _option_text(value) for name, value in options.items() if value is not None}
     if servers is not None:
         found["servers"] = servers
     if store is not None:
         found["store"] = str(store)
     if topics is not None:
         found["topics"] = topics if isinstance(topics, str) else ",".join(topics)
-    elif not {"topicpattern", "assign", "scan"} & {name.lower() for name in options}:
+    elif not {"topicpattern", "assign", "scan"} & {name.lower() for name in found}:
         found["scan"] = "log"
     if since is not None:
         found["startingTimestamp"] = _time_text(since)
