@@ -210,4 +210,4 @@ def test_a_group_whose_dead_letters_have_no_time(spark: SparkSession, tmp_path: 
     (tmp_path / "commitlog" / segment_name(0)).write_bytes(log.ljust(1 << 20, b"\0"))
     shown = deadletters.run(spark, deadletters.Config(store=tmp_path)).to_dict()
     assert (shown["dead_letters"], shown["since"]) == (2, "2026-01-01 00:00:00.000")
-    assert {row["group"]: row["first"] for row in shown["groups"]} == {"a": "-", "b": "2026-01-01 00:00:00.000"}
+    assert {row["group"]: row["first"] for row in shown["groups"]} == {"a": None, "b": "2026-01-01 00:00:00.000"}

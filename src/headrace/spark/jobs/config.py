@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 from headrace.errors import ConfigError, TopicNotFoundError
 from headrace.remoting.blocking.connection import split_servers
@@ -386,10 +386,14 @@ def _read_time(value: Any) -> int:
         ) from None
 
 
-def show_time(time_ms: int | None) -> str:
-    """Write a time for people, in UTC; "-" for none."""
+@overload
+def show_time(time_ms: int) -> str: ...
+@overload
+def show_time(time_ms: int | None) -> str | None: ...
+def show_time(time_ms: int | None) -> str | None:
+    """Write a time for people, in UTC; None for none, which is null in JSON and "-" in a table."""
     if time_ms is None:
-        return "-"
+        return None
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
     except (OverflowError, ValueError, OSError):
