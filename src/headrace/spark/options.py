@@ -307,10 +307,9 @@ def _number(name: str, text: str) -> int:
 
 
 def _positive(name: str, text: str) -> int:
-    found = _number(name, text)
-    if found < 1:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,17}", text.strip()):
         raise ConfigError(f"option {name} is a whole number from 1 on, not {text!r}", key=name)
-    return found
+    return int(text)
 
 
 def _timeout(name: str, text: str) -> int:

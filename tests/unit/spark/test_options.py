@@ -102,6 +102,12 @@ def test_mistakes_are_named(options, says):
         parse(**options)
 
 
+@pytest.mark.parametrize("text", ["0", "000", "-1", "1KiB", ""])
+def test_a_number_that_is_not_0_is_asked_for_as_such(text):
+    with pytest.raises(ConfigError, match="batchRows is a whole number from 1 on, not"):
+        ReadOptions.parse({"servers": "a:1", "topics": "t", "batchRows": text})
+
+
 @pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxRecordsPerPartition"])
 @pytest.mark.parametrize("place", [{"servers": "a:1"}, {"store": "/data"}])
 def test_counts_of_messages_do_not_go_with_logs(name, place):
