@@ -331,6 +331,8 @@ def remedy_for(error: OSError) -> str:
     """Say what helps against what the system refused to do with a file."""
     if error.errno in DISK_FULL:
         return "make room on its disk"
+    if error.errno == errno.ENOENT:
+        return "put it back, or restore the store from a backup"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "raise the limit of open files (ulimit -n)"
     if error.errno == errno.EFBIG:

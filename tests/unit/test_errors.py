@@ -77,6 +77,7 @@ def test_an_error_outside_the_table_is_a_bug() -> None:
         (errno.EFBIG, "raise the limit of file sizes (ulimit -f)"),
         (errno.ENOSPC, "make room on its disk"),
         (errno.EIO, "see to the disk and to whose the files are"),
+        (errno.ENOENT, "put it back, or restore the store from a backup"),
     ],
 )
 def test_a_store_that_takes_no_more_writes_says_what_helps(reason, remedy):
