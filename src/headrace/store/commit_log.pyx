@@ -36,7 +36,7 @@ cdef enum:
     CHUNK_BYTES = 2 << 20               # whether the log is in memory is asked, and mended, for this much at a time
     CHUNKS_AHEAD = 4                    # how far a reader that reads on is read ahead for
     MAX_RECORD_BYTES = MAX_BODY_BYTES + MAX_PROPERTIES_BYTES + 1024
-    AHEAD_BYTES = 1024                  # how far ahead of a reader memory is fetched into the processor's cache
+    AHEAD_BYTES = 4096                  # how far ahead of a reader memory is fetched into the processor's cache
     LINE_BYTES = 64
     ERASE_BYTES = 64 << 10              # zeroed at a time where a refused batch stood
     PIECE_BYTES = 1 << 20               # encoded and written at a time: writing 2 MiB at once can cost ten times as much
