@@ -88,6 +88,8 @@ def _is_removed(segment: Segment) -> bool:
         return not os.path.samestat(Path(segment.path).stat(), status)
     except FileNotFoundError:
         return True
+    except OSError:  # who may not look there cannot tell, and looks again
+        return False
 
 
 @dataclass

@@ -995,6 +995,29 @@ def test_a_removed_segment_takes_no_more_writes(bench: StoreBench, *, is_moved: 
     assert list(bench.messages("t").values()) == [b"a", b"b"]
 
 
+def test_a_segment_that_cannot_be_looked_for_is_not_taken_for_removed(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that counts no names, and a folder that may not be looked into: writing goes on."""
+    bench.append("t", b"a")
+    path, stat, fstat = bench.segment(0), Path.stat, os.fstat
+
+    def refuse(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if self == path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return stat(self, follow_symlinks=follow_symlinks)
+
+    def count_no_names(fd: int) -> os.stat_result:
+        return os.stat_result((*fstat(fd)[:3], 0, *fstat(fd)[4:]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", refuse)
+        patched.setattr(os, "fstat", count_no_names)
+        bench.store.look_at_place()
+    assert bench.store.failure is None
+    bench.append("t", b"b")
+
+
 def test_few_open_files_leave_some_for_all_the_rest(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more queues than files a broker refused the next segment, could not stop, and was never to start again."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
