@@ -24,7 +24,7 @@ from headrace.errors import (
     StoreFullError,
     UnreadableError,
 )
-from headrace.store.checkpoint import MADE_AT_ONCE, SYNC_AS_A_WHOLE, Checkpoints
+from headrace.store.checkpoint import SYNC_AS_A_WHOLE, Checkpoints
 from headrace.store.gate import Gate
 from headrace.store.key_query import KeyQuery
 from headrace.store.opening import Opening
@@ -665,7 +665,8 @@ def test_a_checkpoint_of_many_queues_holds_the_loop_shortly(make_bench: MakeBenc
 
 def test_files_of_new_queues_are_made_ahead_in_a_thread(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine thousand new topics made a stop 8 to 12 s long: each has two folders and a file, which it had to make."""
-    made = [f"t{number}" for number in range(MADE_AT_ONCE + 100)]
+    monkeypatch.setattr("headrace.store.checkpoint.MADE_AT_ONCE", 20)
+    made = [f"t{number}" for number in range(30)]
     for topic in made:
         bench.append(topic, b"x", flush=False)
     bench.store.flush()
