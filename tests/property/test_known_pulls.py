@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import count
+from threading import Thread
 from typing import Any, Final
 
 import pytest
@@ -303,6 +305,27 @@ def test_pull_in_two_reads_leaves_nothing_behind() -> None:
             assert _Counted.answered == before + 2
             socket.send_bytes(encode_request(0, 29, 8))
             assert socket.receive()[0]["opaque"] == 8
+
+
+def test_pulls_of_a_client_that_reads_late_are_all_answered() -> None:
+    """A-NET: what is known waits while the client is behind, and goes on when it has caught up."""
+    script = _Script(_RUNNING["known"], f"known-{next(_names)}")
+    server = _RUNNING["known"]._node.remoting.server
+    with script.socket as socket:
+        for step in (*_first_steps("*"), ("pull", {}), ("pull", {})):
+            script.take(*step)
+        socket.call(310, send_fields(script._topic), bytes(100_000))
+        paused, most = server.counters.write_pauses, 300
+        sender = Thread(target=socket.send_bytes, args=[b"".join(script.frame(11, {}, each) for each in range(most))])
+        sender.start()
+        deadline = time.monotonic() + 10
+        while server.counters.write_pauses == paused:
+            assert time.monotonic() < deadline, "all of it was sent although nobody reads"
+            time.sleep(0.01)
+        answers = [socket.receive() for _ in range(most)]
+        sender.join()
+        assert sorted(header["opaque"] for header, _ in answers) == list(range(most))
+        assert {len(decode_messages(body)) for _, body in answers} == {2}
 
 
 def _first_steps(expression: str) -> list[Step]:
