@@ -13,20 +13,18 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tests.support.toolchain import cannot_run
+from tests.support.waiting import until
 
 PEERS = Path(__file__).resolve().parents[2] / ".cache" / "peers"
 HEADRACE = Path(sys.executable).with_name("headrace")
 START_SECONDS = 20.0
 STOP_SECONDS = 15.0
-
-Result = TypeVar("Result")
 
 
 def peer(name: str) -> str:
@@ -35,18 +33,6 @@ def peer(name: str) -> str:
     if not program.exists():
         cannot_run(f"{program} is not built: run tests/interop/go/build.sh")
     return str(program)
-
-
-def until(ask: Callable[[], Result | None], seconds: float = 10.0) -> Result:
-    """Return the first true answer of ``ask``."""
-    deadline = time.monotonic() + seconds
-    while True:
-        answer = ask()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s; last answer: {answer!r}")
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

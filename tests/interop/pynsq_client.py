@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import nsq
 
-from tests.interop.nsq_peers import until
+from tests.support.waiting import until
 
 
 class Got(NamedTuple):

@@ -13,10 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
-from tests.interop.nsq_peers import HEADRACE, until
+from tests.interop.nsq_peers import HEADRACE
 from tests.interop.rocketmq_peers import START_SECONDS, Agent, AgentError
 from tests.support.ports import free_port
 from tests.support.remoting import RemotingSocket
+from tests.support.waiting import until
 
 
 class Server:

@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-from tests.interop.nsq_peers import HEADRACE, peer, running, until
+from tests.interop.nsq_peers import HEADRACE, peer, running
 from tests.support.ports import free_port
 from tests.support.rocketmq_programs import (
     BROKER,
@@ -37,6 +37,7 @@ from tests.support.rocketmq_programs import (
     write_properties,
 )
 from tests.support.toolchain import cannot_run
+from tests.support.waiting import until
 
 CLIENTS = ("4.9.8", "5.5.0", "3.2.6")
 ALL_CLIENTS = (*CLIENTS, "go")

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.interop.nsq_peers import until
 from tests.interop.rocketmq_peers import Agent, Cluster
+from tests.support.waiting import until
 
 SEGMENT_BYTES = 64 << 20
 DELAYS = "1s 2s 10s"

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from tests.crash import rocketmq_client as wire
-from tests.interop.nsq_peers import ask, until
+from tests.interop.nsq_peers import ask
 from tests.interop.rocketmq_peers import Agent, AgentError, Cluster, headrace
 from tests.interop.rocketmq_scenarios import HEADRACE_FLAGS
+from tests.support.waiting import until
 
 nsq = pytest.importorskip("nsq")
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.crash.nsq_client import ERROR, MESSAGE, dpub, mpub, pub, sized
-from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd, until
+from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd
+from tests.support.waiting import until
 
 CHANNELS = ("a", "b")
 ADMINISTRATION = ("create", "pause", "unpause", "unpause", "empty", "delete")

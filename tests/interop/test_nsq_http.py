@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.interop.nsq_peers import Answer, Node, ask, running, serve_headrace, serve_nsqd, until
+from tests.interop.nsq_peers import Answer, Node, ask, running, serve_headrace, serve_nsqd
 from tests.support.toolchain import cannot_run
+from tests.support.waiting import until
 
 COMPARED_HEADERS = ("allow", "content-type", "location", "x-nsq-content-type")
 MAX_MESSAGE = 1 << 20

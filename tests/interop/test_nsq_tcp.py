@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd, until
+from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd
+from tests.support.waiting import until
 from tests.unit.nsq.fake_client import identify, mpub, pub
 from tests.unit.nsq.test_connection import CUT_SHORT, FATAL
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.nsq_peers import Node, ask, logged_address, peer, running, serve_headrace, serve_nsqd, until
+from tests.interop.nsq_peers import Node, ask, logged_address, peer, running, serve_headrace, serve_nsqd
+from tests.support.waiting import until
 
 TOOL_SECONDS = 30
 

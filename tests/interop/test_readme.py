@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.nsq_peers import HEADRACE, running, until
+from tests.interop.nsq_peers import HEADRACE, running
 from tests.support.toolchain import cannot_run
+from tests.support.waiting import until
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 SCREEN = README[: README.index("## Commands")]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.interop import rocketmq_peers as peers
-from tests.interop.nsq_peers import until
 from tests.interop.rocketmq_cluster import registry
 from tests.support.access_rules import write_rules
 from tests.support.ports import free_port
+from tests.support.waiting import until
 
 RULES = """
 [[users]]

@@ -15,7 +15,7 @@ from queue import Empty
 
 import pytest
 
-from tests.interop.nsq_peers import running, until
+from tests.interop.nsq_peers import running
 from tests.interop.rocketmq_admin import STEPS
 from tests.interop.rocketmq_peers import (
     Admin,
@@ -24,6 +24,7 @@ from tests.interop.rocketmq_peers import (
     headrace,
     mqadmin_command,
 )
+from tests.support.waiting import until
 
 VERSIONS = ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)]
 

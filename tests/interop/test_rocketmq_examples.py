@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.nsq_peers import running, until
+from tests.interop.nsq_peers import running
 from tests.interop.rocketmq_peers import Agent, AgentError, Cluster, headrace
 from tests.support.rocketmq_programs import JAVA_PEERS, OPENED
 from tests.support.toolchain import cannot_run
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

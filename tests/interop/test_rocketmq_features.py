@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.nsq_peers import running, until
+from tests.interop.nsq_peers import running
 from tests.interop.rocketmq_peers import SERVERS, Admin, Agent, Cluster, headrace
 from tests.support.toolchain import cannot_run
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")

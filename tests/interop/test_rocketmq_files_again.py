@@ -15,8 +15,9 @@ import pytest
 
 from headrace.format.queue_entry import ENTRY
 from headrace.remoting.blocking import BlockingClient
-from tests.interop.nsq_peers import HEADRACE, until
+from tests.interop.nsq_peers import HEADRACE
 from tests.interop.rocketmq_peers import Agent, Cluster, headrace, rocketmq, stop
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -20,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from headrace.remoting.blocking.connection import BlockingClient
 from headrace.remoting.codes import RequestCode
-from tests.interop.nsq_peers import until
 from tests.interop.rocketmq_peers import Cluster, headrace, rocketmq
 from tests.support.layouts import decode_properties, decode_record, encode_properties
+from tests.support.waiting import until
 
 BROKER: Final = "broker-a"
 QUEUES: Final = ("0", "1")
@@ -131,11 +130,12 @@ class Histories(RuleBasedStateMachine):
 
     def wait_for_index(self) -> None:
         """Return when both have put all they stored into queues and index: RocketMQ's follow its log."""
-        deadline = time.monotonic() + 10
-        for peer in self.clients[""]:
-            while b'"dispatchBehindBytes":"0"' not in bytes(peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, {}).body):
-                assert time.monotonic() < deadline, "the index does not follow"
-                time.sleep(0.01)
+
+        def have_followed() -> bool:
+            answers = [peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, {}) for peer in self.clients[""]]
+            return all(b'"dispatchBehindBytes":"0"' in bytes(answer.body) for answer in answers)
+
+        until(have_followed)
 
     # -- messages ------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.interop import rocketmq_peers as peers
-from tests.interop.nsq_peers import HEADRACE, running, until
+from tests.interop.nsq_peers import HEADRACE, running
 from tests.support.ports import free_port
 from tests.support.rocketmq_programs import BROKER, broker_properties, write_properties
+from tests.support.waiting import until
 
 VERSIONS = ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)]
 

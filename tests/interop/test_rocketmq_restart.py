@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.nsq_peers import until
 from tests.interop.rocketmq_cluster import Traffic, broker, make_topic, registry
 from tests.interop.rocketmq_peers import Agent
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from headrace.errors import RemotingRefusedError, RouteNotFoundError
 from headrace.remoting.blocking import Cluster, read_log_request, read_queue_request
 from headrace.remoting.codec import decode_messages
 from tests.interop import rocketmq_peers as peers
-from tests.interop.nsq_peers import until
+from tests.support.waiting import until
 
 TOPIC = "SparkTrips"
 BROKER = "broker-a"

@@ -20,8 +20,8 @@ from headrace.spark.errors import ExtensionMissingError  # noqa: E402
 from headrace.spark.writing.partition_writer import PartitionWriter  # noqa: E402
 from headrace.spark.writing.sink import make_writer  # noqa: E402
 from tests.interop import rocketmq_peers as peers  # noqa: E402
-from tests.interop.nsq_peers import until  # noqa: E402
 from tests.support.sink import bodies, read_topic, schema  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
 
 COUNT = 20_000
 

@@ -22,7 +22,7 @@ from headrace.spark.options import ReadOptions
 from headrace.spark.reader import BatchReader
 from headrace.spark.streams.stream import StreamReader
 from tests.interop import rocketmq_peers as peers
-from tests.interop.nsq_peers import until
+from tests.support.waiting import until
 
 BROKER = "broker-a"
 COUNT = 300
