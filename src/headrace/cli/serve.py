@@ -78,7 +78,7 @@ class LogOutput:
                 return
             left_out, self._left_out = self._left_out, 0
             if left_out:
-                logger.warning("log lines left out, nobody read them lines=%d", left_out)
+                logger.error("log lines left out, nobody read them lines=%d", left_out)
             self._stream.write(text[at : at + PIECE_CHARACTERS])
             self._stream.flush()
 
