@@ -36,7 +36,9 @@ cdef enum:
     CHUNK_BYTES = 2 << 20               # whether the log is in memory is asked, and mended, for this much at a time
     CHUNKS_AHEAD = 4                    # how far a reader that reads on is read ahead for
     MAX_RECORD_BYTES = MAX_BODY_BYTES + MAX_PROPERTIES_BYTES + 1024
-    AHEAD_BYTES = 4096                  # how far ahead of a reader memory is fetched into the processor's cache
+    AHEAD_BYTES = 1024                  # how far ahead of a reader memory is fetched into the processor's cache
+    SMALL_AHEAD_BYTES = 4096            # and of one of small records: in the next page
+    SMALL_RECORD_BYTES = 512
     LINE_BYTES = 64
     ERASE_BYTES = 64 << 10              # zeroed at a time where a refused batch stood
     PIECE_BYTES = 1 << 20               # encoded and written at a time: writing 2 MiB at once can cost ten times as much
@@ -47,11 +49,11 @@ NEVER_ZEROING = <int64_t>0x7FFFFFFFFFFFFFFF
 
 
 cdef inline void _fetch_ahead(const uint8_t* at) noexcept nogil:
-    """Have what is read soon on its way from memory: who reads on mostly finds the next records there."""
-    __builtin_prefetch(at + AHEAD_BYTES)
-    __builtin_prefetch(at + AHEAD_BYTES + LINE_BYTES)
-    __builtin_prefetch(at + AHEAD_BYTES + 2 * LINE_BYTES)
-    __builtin_prefetch(at + AHEAD_BYTES + 3 * LINE_BYTES)
+    """Have what lies at an address on its way from memory: who reads on mostly finds the next records there."""
+    __builtin_prefetch(at)
+    __builtin_prefetch(at + LINE_BYTES)
+    __builtin_prefetch(at + 2 * LINE_BYTES)
+    __builtin_prefetch(at + 3 * LINE_BYTES)
 
 
 cdef class CommitLog(LogBase):
@@ -373,7 +375,7 @@ cdef class CommitLog(LogBase):
             self.on_damaged(physical_offset, describe(found))
             return VIEW_DAMAGED
         record_bytes = <uint32_t>found
-        _fetch_ahead(at)
+        _fetch_ahead(at + (SMALL_AHEAD_BYTES if record_bytes < SMALL_RECORD_BYTES else AHEAD_BYTES))
         view = into.add()
         read_view(at, record_bytes, view)
         into.record_bytes += record_bytes
