@@ -31,6 +31,7 @@ def fill(bench: StoreBench, count: int, start: int = 0) -> list[int]:
     for n in range(start, start + count):
         offsets.append(put(bench, "T", "all", f"U{n}"))
         bench.clock.advance_ms(130)
+    bench.store.index.wait_live()  # it stops where files fill up faster than they are finished
     return offsets
 
 
@@ -336,6 +337,7 @@ def test_records_that_are_gone_are_not_found(small: StoreBench) -> None:
     """A file whose records are all gone goes with them."""
     for n in range(60):
         small.append("T", b"x" * 6_000, properties=b"KEYS\x01all k%d\x02" % n)
+    small.store.index.wait_live()
     small.close()
     segments = sorted((small.root / "commitlog").iterdir())
     for path in segments[:3]:
@@ -428,7 +430,7 @@ def test_a_query_while_the_index_is_made_says_what_it_covers(
     small.open()
     small.store.index.wait_live()
     small.store.index.keys.stop_live()
-    offsets += fill(small, 1, 30)
+    offsets.append(put(small, "T", "all", "U30"))
     found = find(small, "T", "all")
     assert (found.is_complete, found.offsets, found.covered_offset) == (False, offsets[-2::-1], offsets[-1])
     assert small.store.index.behind_bytes == small.store.log.end_offset - offsets[-1]
