@@ -271,12 +271,12 @@ class IndexFolder:
         """Make the next file; the one before is full."""
         full = self.keys.active
         if full is not None and full.has_slots:
+            if not self.keys.is_live:
+                self._finish([*self._unfinished, full])
             if len(self._unfinished) >= _MAX_UNFINISHED:
                 raise OSError(errno.EAGAIN, "full index files wait for the disk", full.path)
             if self.keys.is_live:
                 self.executor.submit(self._finish, [full])
-            else:
-                self._finish([full])
         require_in_place(self._folder)
         self._folder.mkdir(exist_ok=True)
         # A name never comes again: until the next note a start would take this file for a lost one of that name.

@@ -328,6 +328,29 @@ def test_a_slow_disk_leaves_the_index_behind(small: StoreBench) -> None:
     require_whole(small)
 
 
+def test_full_files_that_no_sync_took_are_finished_later(small: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the disk takes no full file three gather, and the index stays behind; once there is room it goes on."""
+    index = small.store.index
+
+    def refuse(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        for n in range(100):
+            small.append("T", b"body", flush=False, properties=properties("all", f"U{n}"))
+            index.executor.submit(int).result(10)
+        assert (index.keys.is_live, len(index.files)) == (False, 3)
+    small.store.flush()
+    for _ in range(2):
+        small.clock.advance_ms(2000)
+        small.store.tick()
+        index.executor.submit(int).result(10)
+    index.wait_live()
+    assert find(small, "T", "U99").is_complete
+    require_whole(small)
+
+
 def test_entries_wait_for_a_disk_that_takes_none(make_bench: MakeBench, caplog: pytest.LogCaptureFixture) -> None:
     """The file's entries lie above the limit that stands for a full disk: one line in the log, queries go on."""
     bench = make_bench("full", index_slots=20_000, index_entries=50_000)
