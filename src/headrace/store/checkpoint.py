@@ -269,6 +269,14 @@ class Checkpoints:
             for queue in filled.values():
                 queue.drop_last_fillers()
 
+    def begin_anew(self) -> None:
+        """Note that nothing of the queues is on the disk, before their files are removed to be made anew. Blocks.
+
+        Raises:
+            OSError: it could not be written; the old note counts.
+        """
+        self._note(self._log.first_offset, 0, clean=False)
+
     def _note(self, target: int, entries: int, *, clean: bool) -> None:
         now = self._clock.now_ms()
         payload: dict[str, Any] = {
