@@ -31,5 +31,6 @@ cdef class IndexFile:
     cdef int put(self, KeyRef* refs, Py_ssize_t count) except -1
     cdef int64_t _entry_at(self, int64_t number) noexcept nogil
     cdef bytes _read(self, int32_t number, Py_ssize_t entries)
+    cdef int _load_slots(self) except -1
     cdef bint _read_slots(self) except -1
     cdef int _link_entries(self, int32_t number) except -1

@@ -295,6 +295,13 @@ cdef class IndexFile:
         return self.count - number
 
     def load_slots(self):
+        try:
+            self._load_slots()
+        except BaseException:
+            self.drop_slots()       # those of a part of the entries would be taken for all
+            raise
+
+    cdef int _load_slots(self) except -1:
         cdef bint from_file = self.slots_count > 1
         cdef bint are_counted = self.slots_count == self.count
         cdef int32_t noted = self.used_slots
@@ -308,6 +315,7 @@ cdef class IndexFile:
         if not from_file:
             self.slots_count = 1
         self._link_entries(self.slots_count)
+        return 0
 
     cdef bint _read_slots(self) except -1:
         """Read the file's slots; return False if they are not as of ``slots_count``: a clean end that was cut short."""

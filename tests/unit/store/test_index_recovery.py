@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,29 @@ def test_lost_slots_of_the_newest_file_are_made_anew(small: StoreBench) -> None:
     small.open()
     small.store.index.wait_live()
     require_whole(small)
+
+
+def test_slots_that_could_not_be_loaded_are_loaded_again(small: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses to read an entry (no memory for the page): slots of a part would miss the other keys."""
+    offsets = fill(small, 15)
+    note_index(small)
+    small.crash()
+    pread, refused = os.pread, []
+
+    def refuse_once(fd: int, size: int, at: int) -> bytes:
+        if threading.current_thread().name.startswith("headrace-index") and not refused:
+            refused.append(size)
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return pread(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", refuse_once)
+    small.open()
+    small.store.index.executor.submit(int).result(10)
+    assert refused
+    small.clock.advance_ms(2000)
+    small.store.tick()
+    small.store.index.wait_live()
+    assert find(small, "T", "all").offsets == offsets[::-1]
 
 
 @pytest.mark.parametrize("at", [40, 40 + 4 * 50 + 20 * 5])
