@@ -459,6 +459,7 @@ class Store:
             return
         now = self.clock.monotonic_ms()
         self._cold_reads.tick(now)
+        self.log.forget_warm()
         if self.failure is not None:
             return
         if now >= self._look_at_place_ms:
@@ -471,7 +472,6 @@ class Store:
         self._sync_mark(now)
         self.checkpoints.tick()
         self.index.tick()
-        self.log.forget_warm()
 
     def look_at_place(self) -> None:
         """Stop taking writes for good if the path of the store leads to another directory; not while it leads nowhere.

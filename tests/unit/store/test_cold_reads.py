@@ -8,6 +8,7 @@ import pytest
 
 from headrace.batch import RecordBatch
 from headrace.broker.pull import PullStatus, read_queue
+from headrace.errors import StoreError
 from headrace.store.segment import Segment
 from tests.support.stores import MakeBench, StoreBench
 from tests.support.toolchain import cannot_run
@@ -52,15 +53,20 @@ def bench(make_bench: MakeBench) -> StoreBench:
     return make_bench(segment_bytes=128 << 20, queue_file_bytes=300_000)
 
 
-def drop_from_memory(bench: StoreBench) -> None:
-    bench.settle()
+def drop_pages(bench: StoreBench) -> None:
     segments = bench.store.log.segments
     for index in segments:
         segment = segments[index]
         os.fsync(segment.fd)
         segment.drop_pages()
         os.posix_fadvise(segment.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def drop_from_memory(bench: StoreBench) -> None:
+    bench.settle()
+    drop_pages(bench)
     bench.store.log.forget_warm()
+    segments = bench.store.log.segments
     if segments[0].is_resident(0, 4_096):
         cannot_run("the file system of the temporary folder keeps pages in memory: choose another with TMPDIR")
 
@@ -157,3 +163,24 @@ def test_a_segment_that_is_in_memory_says_nothing_of_the_next(
     assert reader.read(1) is PullStatus.FOUND
     reader.offset = first_of_second
     assert reader.read(1) is PullStatus.COLD
+
+
+def test_what_was_in_memory_may_be_there_no_longer(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tick forgets what was found there, also where the store takes no writes any more: readers go on."""
+    monkeypatch.setattr("headrace.store.opening._VERIFY_BACK_BYTES", 0)
+    bench = make_bench(segment_bytes=1 << 20, queue_file_bytes=300_000)
+    append_until(bench, 1 << 20, "cold")
+    bench.restart()
+    drop_from_memory(bench)
+    reader = ColdReader(bench)
+    for failure in (None, StoreError("no more writes")):
+        bench.store.failure = failure
+        reader.offset = 0
+        assert reader.read(1) is PullStatus.COLD
+        reader.let_read()
+        assert reader.read(1) is PullStatus.FOUND
+        drop_pages(bench)
+        bench.store.tick()
+    reader.offset = 0
+    assert reader.read(1) is PullStatus.COLD
+    bench.store.failure = None
