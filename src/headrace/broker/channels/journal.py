@@ -225,6 +225,7 @@ class ChannelJournal:
         self._snapshot_bytes = 0
         self._incomplete = False  # changes are missing from the journal: only a snapshot helps
         self._directory_synced = True
+        self._serves_snapshot = False  # the open journal has all that changed since it was begun for a snapshot to come
         self._is_unsynced = False  # the open journal has changed since a sync began
         self._snapshot_file: BinaryIO | None = None  # being written, from begin_compaction() on
         self._snapshot_records = 0
@@ -384,7 +385,7 @@ class ChannelJournal:
                 at += written
                 data = data[written:]
         except OSError as exc:
-            self._incomplete = True
+            self._incomplete, self._serves_snapshot = True, False
             with contextlib.suppress(OSError):  # what is left behind the end is overwritten, or skipped as torn
                 os.ftruncate(self._descriptor, self._end)
             raise SideFileError(
@@ -414,7 +415,8 @@ class ChannelJournal:
                     self._directory_synced = True
                     sync_folder(self._directory)
             except OSError as exc:
-                self._incomplete = self._is_unsynced = True
+                self._incomplete, self._serves_snapshot = True, False
+                self._is_unsynced = True
                 raise UnsyncedError(
                     self._journal_path(), exc.errno,
                     "check the disk: until a new snapshot is written, a power cut makes finished messages be delivered "
@@ -427,14 +429,19 @@ class ChannelJournal:
     # ---- compaction
 
     def begin_compaction(self) -> None:
-        """Turn to a new journal and begin a new snapshot; the channels' snapshots are to be taken after this."""
+        """Turn to a new journal and begin a new snapshot; the channels' snapshots are to be taken after this.
+
+        Behind a snapshot that was given up the journal stays: where there is no room for one, each try made a file.
+        """
         self._abandon_snapshot()
-        self._generation += 1
-        try:
-            self._open_journal(0)
-        except SideFileError:
-            self._generation -= 1
-            raise
+        if not self._serves_snapshot:
+            self._generation += 1
+            try:
+                self._open_journal(0)
+            except SideFileError:
+                self._generation -= 1
+                raise
+            self._serves_snapshot = True
         try:
             file = self._snapshot_file = self._temporary_path.open("wb", buffering=WRITE_BYTES)
             file.write(encode_file_head(KIND_SNAPSHOT, self._generation))
@@ -484,6 +491,7 @@ class ChannelJournal:
             except OSError as exc:
                 raise self._snapshot_refused(exc) from exc
             self._snapshot_file = None
+            self._serves_snapshot = False
             self._snapshot_bytes = size
             self._size_before = 0
             while self._retired:

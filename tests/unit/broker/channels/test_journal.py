@@ -448,3 +448,52 @@ def test_failed_compaction_leaves_everything_in_use(
     _, loaded = opened(directory, journals)
     assert loaded.channels == {A: ChannelHistory(b"S1", [b"1", b"2"])}
     assert not (directory / "snapshot.tmp").exists()
+
+
+def test_tries_without_room_for_a_snapshot_leave_one_journal(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one each second while the disk is nearly full: each took another block of it, and an inode."""
+    journal, _ = opened(directory, journals)
+    journal.compact([(A, b"S1")])
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        for number in range(20):
+            journal.write([(A, b"%d" % number)])
+            with pytest.raises(SideFileError):
+                journal.compact([(A, b"S2")])
+    assert len(list(directory.glob("journal.*"))) == 2
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"S1", [b"%d" % number for number in range(20)])}
+    journal.compact([(A, b"S3")])
+    journal.write([(A, b"last")])
+    _, loaded = opened(directory, journals)
+    assert loaded.channels[A].snapshot == b"S3"
+    assert loaded.channels[A].changes[-1] == b"last"
+    journal.compact([(A, b"S4")])
+    assert len(list(directory.glob("journal.*"))) == 1
+
+
+@pytest.mark.parametrize("lacking", ["pwrite", "fdatasync"])
+def test_a_journal_that_lacks_something_serves_no_further_snapshot(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    """Read on top of a snapshot, what it has of a message would replace what it lacks."""
+    journal, _ = opened(directory, journals)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    journal.begin_compaction()
+    journal.write([(A, b"old")])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, lacking, refuse)
+        with pytest.raises((SideFileError, UnsyncedError)):
+            journal.write([(A, b"lost")]) if lacking == "pwrite" else journal.sync()
+    journal.compact([(A, b"S1")])
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"S1", [])}
