@@ -52,7 +52,7 @@ from headrace.broker.withheld.open_halves import OpenHalf, OpenHalves
 from headrace.broker.withheld.renewal import Renewal
 from headrace.broker.withheld.transaction_end import OP_TAG, Decision, Ending, RepeatedEnding, TransactionCounters
 from headrace.broker.withheld.transaction_opening import TransactionOpening
-from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError
+from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError, UnreadableError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, MAX_QUEUES, OP_TOPIC
 
 if TYPE_CHECKING:
@@ -386,6 +386,8 @@ class Transactions:
                     read_bytes += self._check(half_offset, entry, now_ms, gathering, renewals)
                 except RequestError as error:
                     self._discard(half_offset, str(error))
+                except UnreadableError:
+                    continue  # named and counted by the store; this one is looked at again, the others now
             failure = self._write_renewals(gathering, renewals)
             for renewal in renewals:  # a full disk may have room for some: those count as asked
                 self._ask(renewal)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -856,6 +859,36 @@ def test_a_full_disk_is_logged_once(rig: MessagingRig, caplog: pytest.LogCapture
             assert caplog.text.count("transactions not asked about") == lines
             rig.free_disk()
             rig.pass_time(40_000)
+
+
+def test_a_half_message_that_cannot_be_read_now_holds_up_no_other(
+    rig: MessagingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its segment is not mapped, and the disk refuses the file: those before it were never asked about."""
+    rig.store_settings = replace(rig.store_settings, open_segments=2)
+    rig.restart()
+    segment_bytes = rig.store.log.segment_bytes
+    for number in range(3):
+        while rig.store.log.end_offset < number * segment_bytes:
+            put(rig.broker, rig.message("filling", bytes(60_000)))
+        prepare(rig, b"%d" % number)
+    while rig.store.log.end_offset < 5 * segment_bytes:
+        put(rig.broker, rig.message("filling", bytes(60_000)))
+    rig.store.flush()
+    open_file = os.open
+
+    def refuse(path: str, *args: int) -> int:
+        if str(path).endswith(f"commitlog/{segment_bytes:020d}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return open_file(path, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        rig.pass_time(20_000)
+        assert [StoredMessage.from_record(check.record).body for check in rig.checks] == [b"0", b"2"]
+    rig.pass_time(1_100)
+    assert StoredMessage.from_record(rig.checks[-1].record).body == b"1"
+    assert rig.transactions.counters.dropped == 0
 
 
 def test_a_commit_to_a_deleted_topic_is_dropped_and_counted(rig: MessagingRig) -> None:
