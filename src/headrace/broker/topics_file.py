@@ -34,7 +34,10 @@ _NAME: Final = re.compile(r"[%|A-Za-z0-9_.-]{1," + str(MAX_TOPIC_BYTES) + "}")
 
 
 class TopicsFile:
-    """The writer of one broker's file. Invariant: ``_written`` is the ``_state`` of the newest content asked for."""
+    """The writer of one broker's file. Invariant: ``_written`` is the version of the newest content asked for.
+
+    What raises no version is not in it (ephemeral topics), or there before the first write (the broker's own).
+    """
 
     def __init__(
         self, file: ConfigFile, writer: FileWriter, topics: Mapping[str, Topic], version: Callable[[], DataVersion]
@@ -44,7 +47,7 @@ class TopicsFile:
         self._topics = topics
         self._version = version
         self._text: TableText[TopicConfig] = TableText(topic_fields)
-        self._written: tuple[DataVersion, int] | None = None
+        self._written: DataVersion | None = None
 
     @property
     def write_errors(self) -> int:
@@ -53,23 +56,18 @@ class TopicsFile:
 
     def tick(self, now_ms: int) -> None:
         """Have the file written when topics changed since the last time; changes during a write go together."""
-        if self._state() != self._written and not self._writer.is_running:
+        if self._version() != self._written and not self._writer.is_running:
             self._writer.request(self._content)
         self._writer.tick(now_ms)
 
     def when_saved(self, saved: Saved) -> None:
         """Have what changed written now; call ``saved`` when it is on disk, or could not be written."""
-        if self._state() != self._written:
+        if self._version() != self._written:
             self._writer.request(self._content)
         self._writer.when_saved(saved)
 
-    def _state(self) -> tuple[DataVersion, int]:
-        """Return what tells whether topics changed; those that a broker has without being told raise no version."""
-        return self._version(), len(self._topics)
-
     def _content(self) -> Callable[[], bytes]:
-        self._written = self._state()
-        version = self._written[0]
+        self._written = version = self._version()
         configs = [
             (name, topic.config)
             for name, topic in self._topics.items()
@@ -82,7 +80,7 @@ class TopicsFile:
 
     def close(self) -> None:
         """Write what is not on disk. Blocks."""
-        if self._state() == self._written and self._writer.is_clean:
+        if self._version() == self._written and self._writer.is_clean:
             return
         try:
             self._writer.write_now(self._content()())

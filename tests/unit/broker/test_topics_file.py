@@ -73,6 +73,19 @@ def test_a_burst_of_changes_costs_two_writes(tmp_path: Path) -> None:
     assert jobs.count == 2
 
 
+def test_topics_that_are_not_in_the_file_cost_no_write(tmp_path: Path) -> None:
+    """Who makes an ephemeral topic for each reply had it written, and synced, twenty times a second."""
+    jobs = Jobs()
+    rig = Rig(tmp_path, jobs)
+    rig.put(topic("T"))
+    rig.file.tick(0)
+    rig.topics["reply#ephemeral"] = topic("reply#ephemeral", ephemeral=True)
+    rig.file.tick(50)
+    rig.file.when_saved(lambda error: None)
+    rig.file.close()
+    assert jobs.count == 1
+
+
 def test_close_writes_the_last_changes(tmp_path: Path) -> None:
     jobs = Jobs(at_once=False)
     rig = Rig(tmp_path, jobs)
