@@ -356,6 +356,20 @@ def test_delayed_messages_that_an_ephemeral_topic_drops_take_no_memory(tmp_path:
     rig.close()
 
 
+@pytest.mark.parametrize("name", ["lasting", "passing#ephemeral"])
+def test_a_channel_that_is_idle_again_gives_its_memory_back(rig: BrokerRig, name: str) -> None:
+    """An ephemeral one, of which nothing is noted, kept what its largest burst took for as long as it was there."""
+    subscription, channel = rig.subscribe("events", name, window=5_000)
+    rig.publish("events", [b"message"] * 5_000)
+    ids = [message_id for _, _, message_id in rig.take(subscription, channel, 5_000)]
+    assert channel.memory_bytes > 300_000
+    rig.finish(subscription, channel, ids)
+    for _ in range(2):
+        rig.broker.touch_channel(channel)
+        rig.pass_time(1_000)
+    assert channel.memory_bytes < 1_024
+
+
 def test_a_stop_without_room_for_a_snapshot_keeps_what_was_finished(
     rig: BrokerRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -95,11 +95,10 @@ class JournalWriter:
         blocks = []
         for _ in range(min(most, len(self._changed))):
             channel = self._changed.pop()
+            changes = channel.take_changes()  # of an ephemeral one too: None, and it gives idle memory back
             key = self.keys.get(channel, -1)
-            if key >= 0:
-                changes = channel.take_changes()
-                if changes is not None:
-                    blocks.append((journal_key(key), changes))
+            if changes is not None and key >= 0:
+                blocks.append((journal_key(key), changes))
         if not blocks:
             return
         try:
