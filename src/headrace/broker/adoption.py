@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.broker.channels.journal import begin_journal
 from headrace.broker.control import ControlRecords
 from headrace.broker.topic import TopicConfig
+from headrace.broker.topic_table import first_that_is_not
 from headrace.clock import Clock
 from headrace.format import record
 from headrace.format.names import RESERVED_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC
-from headrace.format.queue_entry import FILLER_BYTES
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.foreign import QueueFacts
 from headrace.store.store import Store
@@ -146,7 +146,7 @@ class _Former:
         """Return the queue offset behind the last message of a former topic; 0 where there is none."""
         if (queue.topic, queue.queue_id) in self._with_file:
             return 0
-        return _first_that_is_not(queue, self._is_former)
+        return first_that_is_not(queue, self._is_former)
 
     def _is_former(self, physical_offset: int) -> bool:
         if physical_offset >= self._dispatched_offset:
@@ -160,18 +160,4 @@ class _Former:
 
 def first_in_log(store: Store, queue: ConsumeQueue) -> int:
     """Return the first queue offset whose record the log still has: retention may have taken what is before."""
-    return _first_that_is_not(queue, lambda physical_offset: physical_offset < store.log.first_offset)
-
-
-def _first_that_is_not(queue: ConsumeQueue, is_before: Callable[[int], bool]) -> int:
-    """Return the first queue offset whose record is not in front of a place of the log, by halving."""
-    low, high = queue.min_offset, queue.next_offset
-    while low < high:
-        middle = at = (low + high) // 2
-        while at < high and (entry := queue.entries(at, 1)[0])[1] == FILLER_BYTES:
-            at += 1
-        if at < high and is_before(entry[0]):
-            low = at + 1
-        else:
-            high = middle
-    return low
+    return first_that_is_not(queue, lambda physical_offset: physical_offset < store.log.first_offset)

@@ -9,7 +9,6 @@ creation is written down like that of any other. Its messages are in the log eit
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -22,6 +21,7 @@ from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, TopicNotFoundError
 from headrace.format import record
 from headrace.format.names import EPHEMERAL_SUFFIX, MAX_QUEUES, RESERVED_PREFIX, SYSTEM_TOPICS, is_reserved
+from headrace.format.queue_entry import FILLER_BYTES
 from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
@@ -332,6 +332,28 @@ def _require_config(name: str, config: TopicConfig) -> None:
 
 
 def _first_behind(queue: QueueBase, physical_offset: int) -> int:
-    """Return the queue offset of the first message behind a place of the log."""
-    offsets = range(queue.min_offset, queue.visible_offset)
-    return offsets.start + bisect_right(offsets, physical_offset, key=queue.position_of)
+    """Return the queue offset of the first message behind a place of the log; the queue's end where there is none."""
+    found = first_that_is_not(queue, lambda position: position <= physical_offset)
+    while found < queue.next_offset and queue.entries(found, 1)[0][1] == FILLER_BYTES:
+        found += 1
+    return found
+
+
+def first_that_is_not(queue: QueueBase, is_before: Callable[[int], bool]) -> int:
+    """Return the first queue offset whose record is not in front of a place of the log, or a filler before it.
+
+    By halving; at a start, when all entries are visible. A filler stands nowhere: what is behind it says where it is.
+
+    Args:
+        is_before: Tells of a physical offset whether it is in front.
+    """
+    low, high = queue.min_offset, queue.next_offset
+    while low < high:
+        middle = at = (low + high) // 2
+        while at < high and (entry := queue.entries(at, 1)[0])[1] == FILLER_BYTES:
+            at += 1
+        if at < high and is_before(entry[0]):
+            low = at + 1
+        else:
+            high = middle
+    return low

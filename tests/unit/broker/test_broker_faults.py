@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -417,6 +417,34 @@ def test_messages_of_a_topic_made_again_whose_creation_is_damaged_are_there(rig:
     assert _bodies(rig, "t", "c") == [b"kept"]
 
 
+def test_damage_behind_a_damaged_creation_hides_no_message_in_front_of_it(rig: BrokerRig) -> None:
+    """A filler stands nowhere: taken for a message of the former topic, so was what stands in front of it."""
+    broker = rig.broker
+    publish_to(rig, broker.create_topic("t", TopicConfig(1, 1)), 0, b"former")
+    broker.delete_topic("t")
+    topic = broker.create_topic("t", TopicConfig(1, 1))
+    (queue,) = topic.queues
+    places = [broker.creation_of(topic) - 1]
+    for body in (b"first", b"damaged", b"damaged", b"damaged", b"last"):
+        publish_to(rig, topic, 0, body)
+        if body == b"damaged":
+            places.append(queue.position_of(queue.next_offset - 1))
+    damage_records(rig, places)
+    assert _bodies(rig, "t", "c") == [b"first", b"last"]
+
+
+def test_a_deleted_topic_whose_last_message_is_damaged_stays_deleted(rig: BrokerRig) -> None:
+    """A filler is no message behind the record that says so."""
+    topic = rig.broker.create_topic("t", TopicConfig(1, 1))
+    for body in (b"former", b"damaged"):
+        publish_to(rig, topic, 0, body)
+    places = [topic.queues[0].position_of(1)]
+    rig.broker.delete_topic("t")
+    rig.store.flush()
+    damage_records(rig, places)
+    assert "t" not in rig.broker.topics
+
+
 def test_a_deleted_topic_stays_deleted(rig: BrokerRig) -> None:
     """Its messages lie in front of the record that says so; also where the catalog is that of an earlier build."""
     publish_to(rig, rig.broker.create_topic("t", TopicConfig(2, 2)), 1, b"former")
@@ -464,20 +492,21 @@ def change_channel(rig: BrokerRig, change: str) -> None:
 
 
 def damage_last_changes(rig: BrokerRig, count: int = 1) -> Callable[[], None]:
-    """Return what flips a bit in each of the last ``count`` control records so far, and starts the broker anew."""
+    """Return what damages each of the last ``count`` control records so far, and starts the broker anew."""
     rig.store.flush()
     control = rig.store.queue("%SYS%CONTROL", 0)
     places = [control.position_of(control.next_offset - 1 - number) for number in range(count)]
+    return lambda: damage_records(rig, places)
 
-    def damage() -> None:
-        rig.store.abandon()
-        with (rig.store.directory.commit_log / f"{0:020d}").open("r+b") as file:
-            for place in places:
-                file.seek(place + 95)
-                file.write(b"#")
-        rig._open()
 
-    return damage
+def damage_records(rig: BrokerRig, places: Iterable[int]) -> None:
+    """Flip a bit in each of these records, and start the broker anew."""
+    rig.store.abandon()
+    with (rig.store.directory.commit_log / f"{0:020d}").open("r+b") as file:
+        for place in places:
+            file.seek(place + 95)
+            file.write(b"#")
+    rig._open()
 
 
 def publish_to(rig: BrokerRig, topic: Topic, queue_id: int, body: bytes) -> None:
