@@ -49,7 +49,7 @@ _BY_GROUP: Final = frozenset(
 _WINDOWS: Final = ((10_000, 6), (600_000, 6), (3_600_000, 24))
 _RING_AT: Final = (0, 7, 14)
 _RING_SLOTS: Final = 39
-_HOUR: Final = 2
+_DAY: Final = 2
 _SWEEP_MS: Final = 600_000
 _SWEEP_AT_ONCE: Final = 500
 """Counters that one tick looks at: some 1.5 ms of the loop."""
@@ -114,7 +114,7 @@ class StatsItem:
     def is_idle(self, now_ms: int) -> bool:
         """Whether nothing was counted in the last day."""
         self.roll(now_ms)
-        return self._window(_HOUR, now_ms).sum == 0 and now_ms - self._made_ms > _WINDOWS[_HOUR][0]
+        return self._window(_DAY, now_ms).sum == 0 and now_ms - self._made_ms > _WINDOWS[_DAY][0]
 
     def snapshot(self, now_ms: int) -> StatsSnapshot:
         """Return the windows that end now."""

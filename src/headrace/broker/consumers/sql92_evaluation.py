@@ -94,7 +94,7 @@ def null_test(part: Evaluate, negated: bool) -> Evaluate:
 
 
 def equality(left: Evaluate, right: Evaluate) -> Evaluate:
-    """``=``, and with ``_not`` ``<>``. Two missing properties are equal, as in RocketMQ."""
+    """``=``, and negated ``<>``. Two missing properties are equal, as in RocketMQ."""
 
     def evaluate(values: dict[str, str | None]) -> Value:
         first, second = left(values), right(values)
