@@ -142,6 +142,7 @@ class Broker:
         broker._table.adopt_unnamed()
         broker._table.hide_former()
         broker._states.drop_histories()
+        broker._channels.remove_left_over()
         broker._states.write()
         if broker._states.errors and broker.counters.clamped_positions:
             # Unclamped, the old positions would pass over what is published from now on, at the next start.

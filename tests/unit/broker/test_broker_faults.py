@@ -186,6 +186,28 @@ def test_a_directory_in_the_place_of_the_store_gets_no_state_of_the_broker(rig: 
     assert [body for body, _, _ in rig.take(subscription, channel)] == [b"a", b"b"]
 
 
+def test_spill_files_that_a_power_cut_brings_back_go_with_the_next_start(tmp_path: Path) -> None:
+    """Their channel was deleted, durably, and the folder's blocks were not written yet: nobody looked there again."""
+    rig = BrokerRig(tmp_path / "store", max_deferred_in_memory=10)
+    rig.subscribe("t", "c")
+    rig.subscribe("t", "other")
+    rig.publish("t", [b"message"] * 100, due_ms=rig.clock.now_ms() + 3_600_000)
+    folders = [path for path in rig.store.directory.channels.iterdir() if path.is_dir()]
+    assert len(folders) == 2
+    brought_back = [(path, path.read_bytes()) for folder in folders for path in folder.iterdir()]
+    rig.broker.delete_channel("t", "c")
+    rig.store.flush()
+    rig.store.abandon()
+    for path, content in brought_back:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    rig._open()
+    assert [path.name for path in rig.store.directory.channels.rglob("*.spill")] == []
+    rig.pass_time(3_600_000)
+    assert _bodies(rig, "t", "other") == [b"message"] * 100
+    rig.close()
+
+
 def test_a_journal_that_cannot_be_opened_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
 from headrace.broker.catalog import ChannelEntry
+from headrace.broker.channels import spill
 from headrace.broker.channels.channel import Channel, Subscription
 from headrace.broker.channels.journal import ChannelHistory
 from headrace.broker.channels.journal_writer import JournalWriter
@@ -125,6 +126,10 @@ class ChannelTable:
         self._attach(topic, channel, entry.key)
         self._states.look_at(channel)
 
+    def remove_left_over(self) -> None:
+        """Delete what files there are of channels that are no more."""
+        spill.remove_left_over(self._core.store.directory.channels, self._keys.values())
+
     def ensure(self, topic: Topic, name: str) -> Channel:
         """Return a channel of a topic, made now if it does not exist.
 
@@ -169,7 +174,7 @@ class ChannelTable:
             max_msg_timeout_ms=self._core.max_msg_timeout_ms,
             max_deferred_in_memory=self._core.settings.max_deferred_in_memory,
             seed=key & 0xFFFFFFFF,
-            spill_directory=None if key < 0 else self._core.store.directory.channels / f"{key:020d}",
+            spill_directory=None if key < 0 else self._core.store.directory.channels / spill.folder_name(key),
         )
 
     def _attach(self, topic: Topic, channel: Channel, key: int) -> None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from headrace.format.lock_file import require_in_place
+from headrace.format.names import is_offset_name, segment_name
 
 logger = logging.getLogger(__name__)
 
@@ -124,3 +125,20 @@ class SpillDirectory:
                 self._directory.rmdir()
             except OSError as error:
                 logger.warning("folder of spill files not removed path=%s error=%s", self._directory, error)
+
+
+def folder_name(key: int) -> str:
+    """Return the name of a channel's directory: its creation record's physical offset, as log files have theirs."""
+    return segment_name(key)
+
+
+def remove_left_over(directory: Path, keys: Iterable[int]) -> None:
+    """Delete the folders of channels that are no more: a power cut may bring back what was deleted with them.
+
+    Args:
+        keys: Of the channels that there are.
+    """
+    there = set(map(folder_name, keys))
+    for folder in directory.iterdir():
+        if is_offset_name(folder.name) and folder.name not in there:
+            SpillDirectory(folder).remove()
