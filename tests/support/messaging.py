@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,12 +133,18 @@ class MessagingRig(BrokerRig):
             self.store.flush()
 
     def read(self, topic: str, queue_id: int = 0) -> list[StoredMessage]:
-        """Return every message that readers of a queue see."""
+        """Return every message that readers of a queue see; where one is not in memory, a thread reads it in."""
         queue = self.store.queue(topic, queue_id)
         records = RecordBatch()
-        read_queue(queue, queue.min_offset, 10_000, 1 << 30, None, None, records)
-        found = [StoredMessage.from_record(records.record(index)) for index in range(len(records))]
-        records.clear()
+        found: list[StoredMessage] = []
+        offset = queue.min_offset
+        while offset < queue.visible_offset:
+            result = read_queue(queue, offset, 10_000, 1 << 30, None, None, records)
+            found += [StoredMessage.from_record(records.record(index)) for index in range(len(records))]
+            records.clear()
+            if result.next_offset == offset:
+                time.sleep(0.001)
+            offset = result.next_offset
         return found
 
     def bodies(self, topic: str, queue_id: int = 0) -> list[bytes]:
