@@ -266,14 +266,14 @@ class Broker:
         topic = self.find_topic(name)
         self._table.require_deletable(topic)
         self._table.write_deletion(topic)
-        for channel in list(topic.channels.values()):
-            self._channels.detach(topic, channel, "topic deleted")
+        owners = [owner for channel in list(topic.channels.values()) for owner in self._channels.detach(topic, channel)]
         self._channels.forget_held(topic)
         self._table.forget(topic)
         self.counters.topics_deleted += 1
         logger.info("topic deleted topic=%s", name)
         for listener in self.deletion_listeners:
             self._run(partial(listener, topic))
+        self._channels.send_away(owners, "topic deleted")
         return self.last_change
 
     def delete_channel(self, topic_name: str, name: str) -> int:

@@ -504,6 +504,25 @@ def test_a_delay_keeps_its_message(real: Bench) -> None:
     assert (channel.depth, channel.deferred_count) == (2, 1)
 
 
+def test_what_is_sent_away_with_its_topic_has_published_behind_it(tmp_path: Path) -> None:
+    """A record in the log behind that of the deletion would have the next start bring the topic back."""
+    with real_bench(tmp_path) as bench:
+        client = bench.client(peer=("10.0.0.2", 1))
+        client.post(b"SUB orders all\nRDY 10\n")
+        for number in range(2):
+            client.post(pub("orders", b"%d" % number))
+        bench.server.broker.delete_topic("orders")
+        assert client.connection.cause == "topic deleted"
+        topic = bench.server.broker.topics["orders"]  # made again by what came last
+        assert (topic.depth, list(topic.channels)) == (1, [])
+    with real_bench(tmp_path) as bench:
+        topic = bench.server.broker.topics["orders"]
+        assert (topic.depth, list(topic.channels)) == (1, [])
+        bench.server.broker.delete_topic("orders")
+    with real_bench(tmp_path) as bench:
+        assert "orders" not in bench.server.broker.topics
+
+
 def test_who_publishes_to_an_ephemeral_topic_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     """What is never on a disk is answered at once, as if its client were alone in the turn."""
     with real_bench(tmp_path, durability="fsync") as bench:

@@ -204,14 +204,15 @@ class ChannelTable:
                 # It goes all the same: its last consumer is gone. The catalog has the topic frozen further back.
                 logger.warning("end of an ephemeral channel not noted, a start would redeliver error=%s", error)
         topic.frozen = frozen
-        self.detach(topic, channel, reason)
+        owners = self.detach(topic, channel)
         if topic.ephemeral and not topic.channels:
             self.forget_held(topic)
             self._topics.forget(topic)
             self._core.counters.topics_deleted += 1
+        self.send_away(owners, reason)
 
-    def detach(self, topic: Topic, channel: Channel, reason: str) -> None:
-        """Forget a channel: its state, timers and consumers."""
+    def detach(self, topic: Topic, channel: Channel) -> list[object]:
+        """Forget a channel: its state, timers and consumers; return these, to be sent away."""
         del topic.channels[channel.name]
         topic.consumed.pop(channel, None)
         key = self._keys.pop(channel)
@@ -228,6 +229,11 @@ class ChannelTable:
             self._channel_of.pop(subscription, None)
         self._core.counters.channels_deleted += 1
         channel.close()
+        return owners
+
+    @staticmethod
+    def send_away(owners: list[object], reason: str) -> None:
+        """Tell consumers that their channel is gone, once all is done: what they have published is published then."""
         for owner in owners:
             owner.closed_by_broker(reason)  # type: ignore[attr-defined]  # an Owner: subscribe() takes nothing else
 
