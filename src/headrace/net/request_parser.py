@@ -5,6 +5,7 @@
 - h11 lets pass what another server on the way may read otherwise, or what nothing here can serve: expectations that it
   does not know, other major versions of HTTP, control bytes in header values, any text as a host or a target, lengths
   that no integer of 64 bits holds, and chunked bodies of clients that speak a version without them.
+- h11 has an event for each chunk of a body: a read full of the shortest would hold the loop for 0.2 s.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Final
 from urllib.parse import quote_from_bytes
 
 import h11
+from h11._readers import ChunkedReader
+from h11._receivebuffer import ReceiveBuffer
 
 from headrace.net.http import MAX_HEAD_BYTES
 
@@ -25,6 +28,29 @@ _HOST: Final = re.compile(rb"[A-Za-z0-9!$%&'()*+,\-.:;=\[\]_~]*")
 # A path, a URL or the server itself, percent-encoded as it should be. What a query means is the application's business.
 # What was matched is not given back: a long target that is refused costs no more than one that is not.
 _TARGET: Final = re.compile(rb"\*|(?:[A-Za-z][A-Za-z0-9+.\-]*:/)?/(?:[^%?]++|%[0-9A-Fa-f]{2})*+(?:\?.*)?")
+
+_CHUNK_HEAD: Final = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
+
+
+class _ChunkReader(ChunkedReader):
+    """h11's reader of a body, but that all plain chunks which are there whole come as one."""
+
+    def __call__(self, buffer: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
+        body = bytearray()
+        data, end = buffer._data, len(self._bytes_to_discard)  # what is left of the chunk before
+        if not self._bytes_in_chunk and not self._reading_trailer and data.startswith(self._bytes_to_discard):
+            while head := _CHUNK_HEAD.match(data, end):
+                begin = head.end()
+                behind = begin + int(head[1], 16)
+                if behind == begin or data[behind : behind + 2] != b"\r\n":
+                    break  # the last chunk, one that is cut off, or malformed
+                body += data[begin:behind]
+                end = behind + 2
+        if not body:
+            return super().__call__(buffer)
+        buffer._extract(end)
+        self._bytes_to_discard = b""
+        return h11.Data(data=bytes(body))
 
 
 class RequestParser(h11.Connection):
@@ -49,6 +75,8 @@ class RequestParser(h11.Connection):
             event = super().next_event()
             if isinstance(event, h11.Request):
                 _check_head(event)
+                if isinstance(self._reader, ChunkedReader):
+                    self._reader = _ChunkReader()
         except h11.RemoteProtocolError as error:
             self.refusal_status = error.error_status_hint
             raise
