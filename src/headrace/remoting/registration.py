@@ -421,6 +421,7 @@ class _TopicTable:
         self._last_permission = permission()
         self._permission_changes = 0
         self._announcements = 0
+        self._announced: set[str] = set()  # since the last body was begun
         self._body = b""
         self._encoding = asyncio.Lock()
 
@@ -440,6 +441,7 @@ class _TopicTable:
             self._pieces.clear()
         # What changes meanwhile has a later version, and is registered with that once more.
         topics = list(self._broker.topics.values())
+        self._announced.clear()
         pieces = {}
         for start in range(0, len(topics), ENCODED_AT_ONCE):
             if start:
@@ -447,6 +449,13 @@ class _TopicTable:
             for topic in topics[start : start + ENCODED_AT_ONCE]:
                 if not topic.ephemeral and is_valid_topic(topic.name):
                     pieces[topic.name] = self._piece(topic, permission)
+        # Their clients were told that registries know them: those would take what is not here for gone.
+        for name in self._announced:
+            announced = self._broker.topics.get(name)
+            if announced is None:
+                pieces.pop(name, None)
+            else:
+                pieces[name] = self._piece(announced, permission)
         self._pieces = pieces
         data_version = fastjson.dumps(
             {"counter": version.counter + self._permission_changes, "timestamp": version.timestamp_ms}
@@ -460,15 +469,13 @@ class _TopicTable:
 
         Its version is that of no other registration: one of a version that they have registries drop.
         """
-        topics = [topic for name in names if (topic := self._broker.topics.get(name)) is not None]
-        pieces = [
-            self._piece(topic, self._permission())[1]
-            for topic in topics
-            if not topic.ephemeral and is_valid_topic(topic.name)
-        ]
-        if not pieces:
+        found = [topic for name in names if (topic := self._broker.topics.get(name)) is not None]
+        topics = [topic for topic in found if not topic.ephemeral and is_valid_topic(topic.name)]
+        if not topics:
             return None
+        pieces = [self._piece(topic, self._permission())[1] for topic in topics]
         self._announcements += 1
+        self._announced.update(topic.name for topic in topics)
         counted = {"counter": -self._announcements, "timestamp": self._broker.topic_version.timestamp_ms}
         return _BODY % (fastjson.dumps(counted), b",".join(pieces))
 

@@ -411,6 +411,36 @@ def test_many_topics_are_encoded_a_few_at_a_time(table: Table, monkeypatch: pyte
     run(test)
 
 
+def test_a_topic_that_is_announced_while_all_are_encoded_stays(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A-BROKER-21: whoever had it made asks for its route next; what names all topics has it, or would take it back."""
+    monkeypatch.setattr(registration, "ENCODED_AT_ONCE", 1)
+    for number in range(100):
+        table.put(f"Many{number}")
+
+    async def test() -> None:
+        async with registry() as server:
+            broker = registrar(table, server.address)
+            await broker.start()
+            link, topics = broker.links[0], broker._table
+            table.put("First")
+            broker.topics_changed()
+            while not topics._encoding.locked():  # noqa: ASYNC110  # it tells nobody
+                await asyncio.sleep(0)
+            for name in ("New", "Gone"):
+                table.put(name)
+                broker.topics_changed()
+                broker.announce([name], lambda: None)
+            del table.topics["Gone"]
+            before = link.registrations
+            while link.registrations == before:  # noqa: ASYNC110  # it tells nobody
+                await asyncio.sleep(0)
+            assert {"First", "New"} <= server.routes.topics.keys()
+            assert "Gone" not in server.routes.topics
+            await broker.stop()
+
+    run(test)
+
+
 def test_address_that_clients_cannot_use_is_explained() -> None:
     """Issue 4, item 4: the advertised address is checked for reachability at registration."""
 
