@@ -35,6 +35,7 @@ MAX_VALUES_AROUND_REFERENCES: Final = 50_000
 """The same where ``{"$ref":"$.a[0]"}`` stands for one of them: each is looked at, which takes 1 us."""
 _LONGEST_SHOWN: Final = 80
 _OBJECTS: Final = (dict, msgspec.Raw)  # read, and not read yet
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _OUTLINE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRIES: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -61,7 +62,7 @@ def read_outline(body: bytes, name: str) -> dict[str, Any]:
     ``read_entries`` reads these, as many as a turn of the loop has time for.
 
     Raises:
-        RequestRefusedError: as of ``read_object``; entries that are no objects are found with ``read_entries``.
+        RequestRefusedError: as of ``read_object``; what is wrong with entries is found with ``read_entries``.
     """
     if len(body) <= MAX_SLOW_BYTES or b'"$ref"' in body:
         return read_object(body)
@@ -69,7 +70,7 @@ def read_outline(body: bytes, name: str) -> dict[str, Any]:
     try:
         members = _OUTLINE.decode(body)
         return {key: _ENTRIES.decode(raw) if key == name else msgspec.json.decode(raw) for key, raw in members.items()}
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _MALFORMED as error:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is malformed: {error}") from error
 
 
@@ -86,10 +87,13 @@ def read_entries(entries: Sequence[Any], name: str) -> list[dict[str, Any]]:
     """Return some entries of a list that ``read_outline`` found.
 
     Raises:
-        RequestRefusedError: one is no object.
+        RequestRefusedError: one is malformed, or no object.
     """
     if entries and isinstance(entries[0], msgspec.Raw):
-        entries = msgspec.json.decode(b"[" + b",".join(entries) + b"]")
+        try:
+            entries = msgspec.json.decode(b"[" + b",".join(entries) + b"]")
+        except _MALFORMED as error:
+            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is malformed: {error}") from error
     return member_list({name: entries}, name, len(entries), "")
 
 

@@ -9,6 +9,7 @@ Ref: remoting.md 7.1; docs/access.md.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ from headrace.broker.access import Action
 from headrace.errors import AccessDeniedError
 from headrace.format.names import TRACE_TOPIC
 from headrace.log_pace import LogPace
-from headrace.remoting.bodies import read_object, read_outline
+from headrace.remoting.bodies import member_list, read_entries, read_entry, read_outline
 from headrace.remoting.codes import RequestCode, request_name
 from headrace.remoting.reply import RequestRefusedError
 from headrace.remoting.signature import ACCESS_KEY, SIGNATURE, is_signed_with
@@ -172,13 +173,14 @@ def _subscribe(*, topic: str = "", group: str = "") -> Needs:
 
 
 def _heartbeat(request: Request) -> Iterator[Need]:
-    """Every group, and every topic it subscribes to."""
-    for group in _list(_object(request.body).get("consumerDataSet")):
-        if not isinstance(group, Mapping):
-            continue
-        yield Need(Action.SUBSCRIBE, group=str(group.get("groupName") or ""))
-        for subscription in _list(group.get("subscriptionDataSet")):
-            if isinstance(subscription, Mapping):
+    """Every group, and every topic it subscribes to; read as its handler does, which refuses what cannot be read so."""
+    most = len(request.body)  # the handler has the bound
+    with contextlib.suppress(RequestRefusedError):
+        for row in member_list(read_outline(request.body, "consumerDataSet"), "consumerDataSet", most, ""):
+            group = read_entry(row, "subscriptionDataSet")
+            yield Need(Action.SUBSCRIBE, group=str(group.get("groupName") or ""))
+            entries = member_list(group, "subscriptionDataSet", most, "")
+            for subscription in read_entries(entries, "subscriptionDataSet"):
                 yield Need(Action.SUBSCRIBE, topic=str(subscription.get("topic") or ""))
 
 
@@ -192,17 +194,6 @@ def _group_of_body(request: Request) -> Iterator[Need]:
     except RequestRefusedError:
         body = {}  # the handler refuses it in the same way
     yield Need(Action.SUBSCRIBE, group=str(body.get("consumerGroup") or ""))
-
-
-def _object(body: bytes) -> Mapping[str, object]:
-    try:
-        return read_object(body)
-    except RequestRefusedError:
-        return {}  # the handler refuses it in the same way
-
-
-def _list(value: object) -> Iterable[object]:
-    return value if isinstance(value, list | tuple) else ()
 
 
 _Code: Final = RequestCode

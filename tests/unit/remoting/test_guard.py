@@ -11,9 +11,12 @@ from headrace.broker.access import AccessRules, parse_rules
 from headrace.clock import ManualClock
 from headrace.errors import AccessDeniedError
 from headrace.log_pace import INTERVAL_MS
+from headrace.remoting.bodies import MAX_SLOW_BYTES, read_outline
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.guard import BROKER_NEEDS, REGISTRY_NEEDS, Guard
+from headrace.remoting.handlers.clients import read_consumers
 from headrace.remoting.signature import signed_ext
+from tests.support.steps import all_of
 
 RULES = parse_rules(
     {
@@ -102,6 +105,16 @@ def test_heartbeat_needs_every_group_and_topic_it_names(spoil) -> None:
     spoil(data)
     with pytest.raises(AccessDeniedError):
         broker_guard().admit(signed(34, {}, json.dumps(data).encode()), FAR)
+
+
+@pytest.mark.parametrize("replaced", [b'"\xff"', b"1e999"])
+def test_a_large_heartbeat_needs_what_its_handler_reads(replaced: bytes) -> None:
+    """It is read in parts, which pass over what a later member of the same name replaces, however that is written."""
+    data = [{"groupName": "H", "subscriptionDataSet": []}]
+    body = b'{"x":%b,"x":1,%b"consumerDataSet":%b}' % (replaced, b" " * MAX_SLOW_BYTES, json.dumps(data).encode())
+    assert [given.group for given in all_of(read_consumers(read_outline(body, "consumerDataSet"), 1))] == ["H"]
+    with pytest.raises(AccessDeniedError):
+        broker_guard().admit(signed(34, {}, body), FAR)
 
 
 @pytest.mark.parametrize(

@@ -835,6 +835,23 @@ def test_malformed_heartbeats_are_refused(client: RemotingSocket, body: bytes) -
     assert "body" in header["remark"]
 
 
+@pytest.mark.parametrize("entry", [b'{"topic":"\xff"}', b'{"topic":1e999}'])
+def test_large_bodies_with_malformed_entries_are_refused(
+    client: RemotingSocket, entry: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are read in parts; where one cannot be read it is the body that is wrong, not the broker."""
+    entries = entry + b" " * (64 << 10)
+    bodies = {
+        34: b'{"clientID":"c","consumerDataSet":[{"groupName":"BadG","subscriptionDataSet":[%b]}]}' % entries,
+        41: b'{"clientId":"c","consumerGroup":"BadG","mqSet":[%b]}' % entries,
+        42: b'{"clientId":%b,"mqSet":[]}' % entries,
+    }
+    for code, body in bodies.items():
+        header, _ = client.call(code, None, body)
+        assert (header["code"], header["remark"].startswith("the body is malformed: ")) == (1, True), header
+    assert "failed by a bug" not in caplog.text
+
+
 def test_heartbeat_with_too_many_subscriptions_is_refused(client: RemotingSocket) -> None:
     """Issue "Bad input": the remark names the setting."""
     body = {"clientID": "c", "consumerDataSet": [consumer_data("ManyG", *[subscription("T")] * 10_001)]}
