@@ -234,6 +234,7 @@ class RemotingConnection(RequestConnection):
             return None
         try:
             parts = self._execute(command) if parts is None else self._do_part(command, parts)
+            self._write_together()
         except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
             self.fail(error)
             return None

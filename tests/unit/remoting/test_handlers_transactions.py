@@ -9,6 +9,7 @@ import pytest
 from headrace.broker.access import Patterns, User
 from headrace.format import record
 from headrace.remoting.codec import encode_request
+from headrace.remoting.large_requests import LARGE_BODY_BYTES
 from headrace.remoting.reply import Reply
 from tests.support.remoting import (
     RecordingPeer,
@@ -72,6 +73,22 @@ def test_a_decision_is_answered_when_it_is_durable(rig: RemotingRig, decision: i
     rig.store.flush()
     assert [(answer.opaque, answer.code) for answer in link.taken()] == [(0, 0), (1, 0), (3, 0), (6, 0)]
     assert [answer.opaque for answer in link.send(ends(9))] == [9]
+
+
+def test_a_decision_with_a_body_is_written_as_any_other(rig: RemotingRig) -> None:
+    """Nobody reads it; one that is large waits for its turn, and then nothing may come behind it."""
+    half = rig.peer().ask(310, send_fields("T1", f=4, properties=HALF), b"x")
+    assert half.ext is not None
+    fields = {"producerGroup": "P1", "commitOrRollback": "8", "tranStateTableOffset": half.ext["queueOffset"]}
+    fields["commitLogOffset"] = str(physical_offset_of(half))
+    link = rig.link()
+    link.server.large_requests.call_soon = link.loop.call_soon
+    assert link.send(encode_request(0, 37, 1, False, fields, bytes(LARGE_BODY_BYTES))) == []
+    while link.loop.come_round():
+        pass
+    rig.store.flush()
+    assert [(answer.opaque, answer.code) for answer in link.taken()] == [(1, 0)]
+    assert [message.body for message in rig.messages("T1")] == [b"x"]
 
 
 @pytest.mark.parametrize(
