@@ -169,6 +169,26 @@ def test_a_full_store_refuses_each_send(rig: RemotingRig) -> None:
     assert bodies(rig, "Orders") == [b"d"]
 
 
+@pytest.mark.parametrize("size", [1, MAX_SHARE_BYTES + 1])
+def test_what_a_full_store_refuses_of_one_way_sends_is_logged(
+    rig: RemotingRig, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    """Nobody else is told, whether or not they were to be appended with those of others."""
+
+    def full(*_: object, **__: object) -> int:
+        raise StoreFullError("/data", 1, 2)
+
+    clients = clients_of(rig, 2, "Orders")
+    rig.broker.publish_placed = full  # type: ignore[method-assign]
+    clients[0].send(send(1, "Orders", bytes(size)))
+    clients[1].send(send(2, "Orders", bytes(size), oneway=True))
+    end_turn(rig, clients)
+    (line,) = [message for message in caplog.messages if message.startswith("request refused, client not told")]
+    assert line.startswith("request refused, client not told client=10.0.0.6:")
+    assert "code=SERVICE_NOT_AVAILABLE" in line
+    assert "/data" in line
+
+
 def test_who_sends_to_an_async_topic_does_not_wait_for_the_disk(rig: RemotingRig) -> None:
     """The answers of one batch leave when the level of each topic is met."""
     clients = clients_of(rig, 2, "Quick", "Lasting")

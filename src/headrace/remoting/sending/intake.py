@@ -51,9 +51,10 @@ def append_sends(connection: RemotingConnection) -> None:
         try:
             wait = services.broker.publish_placed(batch, topics, is_waited_for=is_waited_for)
         except (RequestError, StoreError) as error:
-            code = code_of(error)
-            server.counters.refusals[code] += intake.sends
-            connection.send(intake.encode_failure(code, str(error)))
+            failure = refuse_all(server, intake, error)
+            if refused := intake.untold():
+                connection.note_untold(RequestCode.SEND_MESSAGE, *refused)
+            connection.send(intake.encode_failure(*failure))
             return
         shares = zip(batch.totals(), intake.sends_by_destination(), topics, batch.destinations, strict=True)
         server.counters.messages_in += services.count_puts(
@@ -128,6 +129,15 @@ def place_sends(server: RemotingServer, intake: SendIntake) -> tuple[list[Topic 
         queues.append(queue)
     batch.queues = queues
     return topics, is_waited_for
+
+
+def refuse_all(server: RemotingServer, intake: SendIntake, error: RequestError | StoreError) -> tuple[int, str]:
+    """Refuse every send, since nothing was appended; return with which code and text."""
+    code, text = code_of(error), str(error)
+    server.counters.refusals[code] += intake.sends
+    for destination in range(len(intake.batch.destinations)):
+        intake.refuse(destination, code, text)
+    return code, text
 
 
 def choose_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, QueueBase]:
