@@ -119,6 +119,11 @@ class Position:
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise PositionError(f"the checkpoint's offset is not one of format headrace: {found!r}") from error
 
+    @property
+    def brokers(self) -> set[str]:
+        """Names of the brokers whose queues or logs these are."""
+        return {*self.logs, *(broker for brokers in self.queues.values() for broker in brokers)}
+
     def each(self) -> Iterator[tuple[QueueKey, int]]:
         """Yield each queue and its offset, sorted."""
         return each_queue(self.queues)

@@ -194,7 +194,9 @@ class ProgressListener(StreamingQueryListener):
                     put_queue(reached, key, offset if before is None else min(before, offset))
         if not reached:
             return
-        self._view.commit(options.group, each_queue(reached), more=PROGRESS)
-        if not self._is_pin_dropped:
+        there = self._view.brokers()
+        rows = [(key, offset) for key, offset in each_queue(reached) if key.broker in there]
+        self._view.commit(options.group, rows, more=PROGRESS)
+        if not self._is_pin_dropped and Position(queues=reached).brokers <= there.keys():
             StartPin(self._view, options.group).drop(reached)
             self._is_pin_dropped = True

@@ -282,7 +282,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tell_unknown(self, begin: Position, state: Snapshot) -> None:
         """Log which brokers of the checkpoint nobody knows: one that was down for long comes back, and is read then."""
-        unknown = {*begin.logs, *(broker for brokers in begin.queues.values() for broker in brokers)} - state.keys()
+        unknown = begin.brokers - state.keys()
         for broker in sorted(unknown - self._unknown):
             logger.warning(
                 "broker of the checkpoint not known to the registries, not read until it is broker=%s group=%s",
@@ -505,8 +505,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logger.warning("progress not reported group=%s error=%s", self.options.group, error)
 
     def _report(self, end: Position) -> None:
+        """Tell those brokers that somebody knows: what the others lack they are told once they are back."""
         view = self._servers()
-        if not self._is_pin_dropped:
+        there = view.brokers().keys()
+        if not self._is_pin_dropped and end.brokers <= there:  # as a whole: the rest of a pin makes its queues new ones
             pin = StartPin(view, self.options.group)
             if end.is_log:
                 pin.drop_logs(list(end.logs))
@@ -515,7 +517,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_pin_dropped = True
         if not self.options.commit_offsets or end.is_log:
             return
-        rows = [(key, offset) for key, offset in end.each() if get_queue(self._committed, key) != offset]
+        rows = [
+            (key, offset)
+            for key, offset in end.each()
+            if key.broker in there and get_queue(self._committed, key) != offset
+        ]
         view.commit(self.options.group, rows, more=PROGRESS)
         for key, offset in rows:
             put_queue(self._committed, key, offset)

@@ -16,7 +16,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from headrace import testing
-from headrace.errors import ConfigError, ConnectionLostError, RemotingRefusedError, TopicNotFoundError
+from headrace.errors import (
+    ConfigError,
+    ConnectionLostError,
+    RemotingRefusedError,
+    RouteNotFoundError,
+    TopicNotFoundError,
+)
 from headrace.format.names import TEMPLATE_TOPICS
 from headrace.remoting.blocking import Cluster, Pulled, QueueStats, require
 from headrace.remoting.codec import Command
@@ -745,6 +751,54 @@ def test_topics_that_are_gone_do_not_stop_reports(caplog: pytest.LogCaptureFixtu
     assert [record.getMessage() for record in caplog.records if "not kept" in record.getMessage()] == [
         "offsets not kept: the broker has no such queue broker=b queues=t/1,u/0"
     ]
+
+
+class OneAway(Brokers):
+    """One more broker was there; the registries do not know it."""
+
+    def broker_address(self, broker: str) -> str:
+        if broker not in self.names:
+            raise RouteNotFoundError(broker, "a:1")
+        return self.address
+
+
+WITH_ONE_AWAY: dict[str, Any] = {"v": 1, "q": {"t": {"away": {"0": 7}, BROKER: {"0": 5}}}}
+
+
+def no_wait(seconds: float) -> None:
+    pytest.fail(f"waited {seconds} s")
+
+
+def test_a_broker_that_is_away_holds_up_no_report(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was asked again and again behind each micro-batch, and no broker was told of any progress."""
+    monkeypatch.setattr("headrace.spark.retry.time.sleep", no_wait)
+    brokers = OneAway({"t": {0: (0, 9)}}, committed={("g_start", "t", 0): 2})
+    stream = reader(brokers)
+    with caplog.at_level(logging.WARNING):
+        stream.commit(WITH_ONE_AWAY)
+    assert not caplog.records
+    assert brokers.committed == {("g_start", "t", 0): 2, ("g", "t", 0): 5}  # a part of a pin is worse than all of it
+    brokers.names.append("away")
+    stream._view._brokers_until_s = 0.0
+    stream.commit(WITH_ONE_AWAY)
+    assert brokers.committed == {("g", "t", 0): 7}  # one table for both
+
+
+def test_a_log_of_a_broker_that_is_away_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.spark.retry.time.sleep", no_wait)
+    brokers = OneAway(log=(0, 900))
+    reader(brokers, scan="log").commit({"v": 1, "log": {"away": 7, BROKER: 500}})
+
+
+def test_a_listener_passes_over_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.spark.retry.time.sleep", no_wait)
+    brokers = OneAway({"t": {0: (0, 9)}}, committed={("g_start", "t", 0): 2})
+    listener = ProgressListener("a:1", "g")
+    listener._view.cluster = cast("Cluster", brokers)
+    listener._report([Position.from_json(WITH_ONE_AWAY)])
+    assert brokers.committed == {("g_start", "t", 0): 2, ("g", "t", 0): 5}
 
 
 def test_a_start_that_cannot_be_pinned_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
