@@ -11,9 +11,10 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.format.names import segment_name
 from headrace.spark.files import StoreFiles
+from headrace.spark.jobs.rebuild import Config
 from headrace.spark.jobs.rebuild_views import KEY, IndexTask, QueueWriter, fillers, make_index_file
 from headrace.spark.jobs.views import header_decoder, read_headers
 from headrace.spark.scan import LogSplit, StoreSource
@@ -45,6 +46,17 @@ def test_a_full_disk_names_the_file_of_the_index(tmp_path: Path, monkeypatch: py
     task = IndexTask(0, str(tmp_path / "index"), 10, 10, ((str(tmp_path / "keys"), 0, 1),))
     with pytest.raises(HeadraceError, match=r"/index cannot be written: No space left on device"):
         list(make_index_file(task))
+
+
+@pytest.mark.parametrize("name", ["index_slots", "index_entries"])
+def test_an_index_that_no_broker_makes_is_refused(tmp_path: Path, name: str) -> None:
+    """Files of one entry had room for no key: the job made more and more of them, and never ended."""
+    (tmp_path / "commitlog").mkdir()
+    for size in (0, 1_000):
+        Config(store=tmp_path, to=tmp_path / "new", **{name: size}).validate()  # type: ignore[arg-type]
+    for size in (1, 999):
+        with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} is {size}: accepted is 0, and 1000 on"):
+            Config(store=tmp_path, to=tmp_path / "new", **{name: size}).validate()  # type: ignore[arg-type]
 
 
 def test_a_record_without_a_time_has_the_earliest(tmp_path: Path) -> None:

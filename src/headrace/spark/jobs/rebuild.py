@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 MIB: Final = 1 << 20
 FOLDER: Final = "headrace.rebuild"
+LEAST_OF_INDEX: Final = 1_000
+"""As of ``store.index_slots`` and ``store.index_entries``. A file of one entry has room for no key at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,12 @@ class Config(JobConfig):
         if self.store is None:
             raise ConfigError("--store is missing: the folder of the store, a broker's --data-dir", key="store")
         self.require_source()
+        for name, value in (("index_slots", self.index_slots), ("index_entries", self.index_entries)):
+            if 0 < value < LEAST_OF_INDEX:
+                flag = name.replace("_", "-")
+                raise ConfigError(
+                    f"--{flag} is {value}: accepted is 0, and {LEAST_OF_INDEX} on, as of a broker", key=name
+                )
         if (self.to is None) == (not self.replace):
             raise ConfigError("name either --to DIR (a new folder) or --replace (the store's own)", key="to")
         if self.to is not None and self.to.exists() and (not self.to.is_dir() or any(self.to.iterdir())):
