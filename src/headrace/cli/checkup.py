@@ -49,9 +49,9 @@ from headrace.store.segment_supply import require_room
 Status = Literal["ok", "warning", "problem"]
 ANSWER_S: Final = 2.0
 COMFORTABLE_FILES: Final = 8_192
+"""3,072 are for the store and HTTP; with less than this many, clients are few."""
 FEW_INODES: Final = 100
 """A new store takes some thirty, then three for a topic of one queue and one for each segment."""
-"""3,072 are for the store and HTTP; with less than this many, clients are few."""
 LATEST_PAST_S: Final = 1_700_000_000
 """November 2023: a clock before that has never been set."""
 CLOCK_SLACK_S: Final = 5

@@ -1115,12 +1115,12 @@ cdef int64_t _judge(const uint8_t* at, int64_t room, int64_t physical_offset, in
 
 cdef int64_t _search(const uint8_t* base, int64_t at, int64_t size, int64_t base_offset, int64_t end,
                      int64_t segment_end) noexcept nogil:
-    """Return the first position from ``at`` on where a record or blank begins, or may begin behind what is known."""
+    """Return the first position from ``at`` on where a record begins, or may begin behind what is known."""
     cdef const uint8_t* hit
     cdef int64_t position, found
     cdef int64_t stop = size if base_offset + size < end else end - base_offset
     while at + 8 <= size and at < stop:
-        # A magic's first byte, DA or CB, is four bytes into the record; records are what there is most of.
+        # The magic's first byte is four bytes into the record. A blank is passed over: a record follows, or nothing.
         hit = <const uint8_t*>memchr(base + at + 4, 0xDA, size - at - 4)
         position = size if hit == NULL else hit - base - 4
         if position >= stop or position + 8 > size:
