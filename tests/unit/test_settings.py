@@ -192,6 +192,13 @@ def test_file_errors_name_line_key_value_and_what_is_accepted(tmp_path: Path, to
     assert message in refusal(tmp_path, toml)
 
 
+def test_a_name_that_is_no_text_is_refused() -> None:
+    """Bytes of another encoding in a flag: with NSQ's they were taken, and /info was answered with 500."""
+    for name in ("nsq.broadcast_address", "broker.name", "remoting.cluster"):
+        with pytest.raises(ConfigError, match="255 bytes without control characters"):
+            load_settings(environ={}, flags=[(f"--{name.replace('_', '-')}", "caf\udce9")])
+
+
 def test_a_table_that_is_right_is_no_hint(tmp_path: Path) -> None:
     assert refusal(tmp_path, "nsq.zzz = 1").endswith("unknown setting nsq.zzz")
 

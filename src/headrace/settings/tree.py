@@ -273,7 +273,7 @@ class NsqSettings:
     http_address: str = option("127.0.0.1:4151", form="address")
     """Where nsqd's HTTP interface listens, ``host:port``; empty = not at all."""
 
-    broadcast_address: str = option("")
+    broadcast_address: str = option("", form="name-or-empty")
     """Host name or address by which clients reach this broker, as listings show it. Empty = the host name."""
 
     max_message_bytes: int = option(1 * MIB, least=1, most=4 * MIB)
