@@ -11,6 +11,8 @@ and runs the wheel's. Measured: sessions, Python data sources, Parquet, RocksDB 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import logging
@@ -198,22 +200,31 @@ def make_shim(home: Path) -> Path:
     digest = hashlib.sha256(str(home).encode()).hexdigest()[:16]
     shim = cache_folder() / f"java-{digest}"
     script = SHIM.format(java=shlex.quote(str(home / "bin" / "java")))
+    if not _is_shim(shim, script):
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        # One at a time: of two processes that make it at once, one would take away what the other already uses.
+        with (shim.parent / "java.lock").open("w") as lock:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_shim(shim, script):
+                _replace_shim(shim, home, script)
+    return shim
+
+
+def _is_shim(shim: Path, script: str) -> bool:
     executable = shim / "bin" / "java"
-    if executable.is_file() and os.access(executable, os.X_OK) and executable.read_text(encoding="utf-8") == script:
-        return shim
-    shim.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its place and then renamed: two processes may do this at once.
+    return executable.is_file() and os.access(executable, os.X_OK) and executable.read_text(encoding="utf-8") == script
+
+
+def _replace_shim(shim: Path, home: Path, script: str) -> None:
+    """Make it beside its place, so that it is never there in part."""
     beside = Path(tempfile.mkdtemp(prefix="java-", dir=shim.parent))
     try:
         _fill_shim(beside, home, script)
-        try:
-            beside.rename(shim)
-        except OSError:
-            shutil.rmtree(shim, ignore_errors=True)  # one of an older version, or half made
-            beside.rename(shim)
+        shutil.rmtree(shim, ignore_errors=True)  # one of an older version, or half made
+        beside.rename(shim)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return shim
 
 
 def _fill_shim(folder: Path, home: Path, script: str) -> None:

@@ -6,7 +6,9 @@ import importlib.util
 import re
 import subprocess
 import sys
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,23 @@ def test_wheel_goes_behind_a_shim_that_drops_one_argument(monkeypatch, tmp_path)
     ran = subprocess.run([found.home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == ["-Dx=a b", "", "--add-modules=java.se", "*"]
     assert (found.home / "release").exists()
+
+
+def test_a_shim_that_several_ask_for_at_once_is_made_once(monkeypatch, tmp_path):
+    """The second took the first's away while that was in use, or failed as its place was not empty."""
+    home = make_java(tmp_path / "jdk", "21.0.2")
+    fill, made = java._fill_shim, []
+
+    def fill_slowly(*given):
+        made.append(given)
+        time.sleep(0.2)
+        fill(*given)
+
+    monkeypatch.setattr(java, "_fill_shim", fill_slowly)
+    with ThreadPoolExecutor(4) as threads:
+        shims = set(threads.map(java.make_shim, [home] * 4))
+    assert len(shims) == len(made) == 1
+    assert sorted(path.name for path in java.cache_folder().iterdir()) == sorted(["java.lock", shims.pop().name])
 
 
 def test_broken_shim_is_made_anew(monkeypatch, tmp_path):
