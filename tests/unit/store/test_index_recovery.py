@@ -239,7 +239,8 @@ def test_slots_that_could_not_be_loaded_are_loaded_again(small: StoreBench, monk
     offsets = fill(small, 15)
     note_index(small)
     small.crash()
-    pread, refused = os.pread, []
+    pread = os.pread
+    refused: list[int] = []
 
     def refuse_once(fd: int, size: int, at: int) -> bytes:
         if threading.current_thread().name.startswith("headrace-index") and not refused:
