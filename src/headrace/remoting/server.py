@@ -40,6 +40,8 @@ FRAME_SETTING: Final = "remoting.max_frame_bytes"
 # What a 0 in remoting.max_connections leaves to the store and the other listeners.
 RESERVED_FILES: Final = 4 * 1024
 COLD_RETRY_MS: Final = 1_000
+COLD_MOST_MS: Final = 8_000
+"""How long a pull waits for the disk: clients give it up after 10 s if it may not wait for messages, else after 30."""
 COLD_CROWDED_S: Final = 0.1
 """After which a pull reads again that found no place among those that wait for the disk."""
 SHORT_POLLING_MS: Final = 1_000
@@ -162,13 +164,22 @@ class RemotingServer(RequestServer[RemotingConnection]):
         self.counters.held_pulls += is_first and waiting is not None
         return waiting is not None
 
-    def hold_cold(self, held: ServedPull) -> None:
-        """Have a pull wait until the store has read its next record from the disk, or for a moment."""
-        due_ms = self.clock.monotonic_ms() + COLD_RETRY_MS
+    def hold_cold(self, held: ServedPull) -> bool:
+        """Have a pull wait until the store has read its next record from the disk, or for a moment.
+
+        Returns:
+            False when it has done so for as long as may be: it is answered now.
+        """
+        now_ms = self.clock.monotonic_ms()
+        held.cold_since_ms = held.cold_since_ms or now_ms
+        if now_ms - held.cold_since_ms >= COLD_MOST_MS:
+            return False
         cold = self.services.group_services.cold_pulls
+        due_ms = now_ms + COLD_RETRY_MS
         if cold.hold(held.queue, held.offset, due_ms, lambda: self.wake(held), owner=held.connection) is None:
             # Too many wait: it reads again a little later, not in every turn of the loop.
             asyncio.get_running_loop().call_later(COLD_CROWDED_S, self.wake, held)
+        return True
 
     def drop_holds(self, connection: RemotingConnection) -> None:
         """Forget the pulls of a connection that ends."""

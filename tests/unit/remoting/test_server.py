@@ -17,11 +17,14 @@ from typing import Any
 import pytest
 
 from headrace import testing
+from headrace.broker.pull import PullResult, PullStatus
 from headrace.errors import FlushError
 from headrace.net.connection import Pause
+from headrace.remoting import server
 from headrace.remoting.codec import decode_messages, encode_request
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.connection import RemotingConnection
+from headrace.remoting.handlers import pull as pulls
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.members import MemberNotices
 from headrace.store.store import Store
@@ -153,6 +156,24 @@ def test_held_pull_is_answered_19_at_its_time(client: RemotingSocket) -> None:
     assert header["code"] == 19
     assert header["extFields"]["nextBeginOffset"] == "1"
     assert 0.25 < time.monotonic() - began < 3.0
+
+
+def test_a_pull_does_not_wait_for_the_disk_longer_than_its_client(
+    client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that cannot be read for minutes: who asks again must not leave a pull behind each time."""
+    publish(client, "Cold", b"first", b"second")
+    heartbeat(client, "c1", "ColdG", subscription("Cold"))
+    monkeypatch.setattr(server, "COLD_RETRY_MS", 50)
+    monkeypatch.setattr(server, "COLD_MOST_MS", 200)
+    with monkeypatch.context() as patch:
+        patch.setattr(pulls, "read_queue", lambda *_: PullResult(PullStatus.COLD, 1, 0, 2))
+        began = time.monotonic()
+        header, body = client.call(11, pull_fields("ColdG", "Cold"))
+        assert (header["code"], header["extFields"]["nextBeginOffset"], body) == (20, "1", b"")
+        assert 0.15 < time.monotonic() - began < 3.0
+    header, body = client.call(11, pull_fields("ColdG", "Cold", 1))
+    assert [message["body"] for message in decode_messages(body)] == [b"second"]
 
 
 def test_held_pull_is_told_that_its_topic_is_deleted(broker: testing.RunningBroker, client: RemotingSocket) -> None:

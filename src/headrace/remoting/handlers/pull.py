@@ -64,6 +64,7 @@ class ServedPull:
     wanted: MessageFilter
     offset: int
     deadline_ms: int = 0  # monotonic; 0 = it has not waited yet
+    cold_since_ms: int = 0  # when it first waited for the disk; 0 = it has not
     is_over: bool = False
 
 
@@ -198,9 +199,10 @@ def serve(held: ServedPull) -> None:
             return
         if status is PullStatus.COLD:
             held.offset = result.next_offset
-            server.hold_cold(held)
-            return
-        if status in _EMPTY:
+            if server.hold_cold(held):
+                return
+            code = ResponseCode.PULL_RETRY_IMMEDIATELY  # its client goes on waiting with another pull
+        elif status in _EMPTY:
             code = ResponseCode.PULL_OFFSET_MOVED if held.offset else ResponseCode.PULL_NOT_FOUND
         elif (
             status is PullStatus.OFFSET_TOO_SMALL
