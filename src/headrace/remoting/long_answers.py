@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.errors import RequestError, StoreError
 from headrace.format import fastjson
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import INTERNAL_ERROR, Parts, Reply
+from headrace.remoting.reply import INTERNAL_ERROR, Parts, Reply, refuse
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
@@ -95,6 +96,8 @@ class LongAnswers:
         except StopIteration as end:
             reply: Reply = end.value
             return reply
+        except (RequestError, StoreError) as error:
+            return refuse(error)
         except Exception:  # the outermost line of a request that goes on by itself
             logger.exception("long answer failed by a bug client=%s code=%d", peer.remote_address, command.code)
             return Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headrace.broker.topic import TopicConfig
+from headrace.errors import UnreadableError
 from headrace.remoting.codec import encode_request
-from headrace.remoting.handlers.statistics import describe_size
+from headrace.remoting.handlers.statistics import describe_size, earliest_stored_ms
 from tests.support.remoting import (
     RemotingRig,
     body_of,
@@ -56,6 +58,19 @@ def test_runtime_info_has_every_key_that_tools_read(rig: RemotingRig) -> None:
         assert isinstance(table[name], str), name
     assert (table["brokerVersion"], table["brokerVersionDesc"], table["msgPutTotalTodayNow"]) == ("409", "V4_9_8", "1")
     assert len(table["putTps"].split(" ")) == 3
+
+
+def test_runtime_info_is_told_while_the_oldest_message_cannot_be_read(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mqadmin's clusterList and brokerStatus are what people look at then."""
+
+    def unreadable(_: int) -> bytes:
+        raise UnreadableError(OSError(2, "No such file or directory", "commitlog/0"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "log", SimpleNamespace(first_offset=0, read=unreadable))
+        assert earliest_stored_ms(rig.services) == -1
 
 
 def test_runtime_info_tells_figures_apart(rig: RemotingRig) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import UnreadableError
 from headrace.format.fastjson import ObjectKey
+from headrace.remoting.handlers import groups
 from headrace.remoting.topics import system_topics
 from headrace.settings import RemotingSettings
 from tests.support.remoting import RemotingRig, as_json, body_of, physical_offset_of, send_fields, subscription
@@ -247,6 +249,30 @@ def test_consume_stats(rig: RemotingRig) -> None:
     assert body_of(peer.answers[1])["consumeStatsList"] == []
     peer.ask(17, TOPIC)
     assert len(body_of(peer.ask(303, {"topic": "T1", "group": "G1"}))["consumeTimeSpanSet"]) == 4
+
+
+def test_how_far_a_group_is_behind_is_told_while_messages_cannot_be_read(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that is away for a while: who looks for the reason sees the figures that need none of its messages."""
+
+    def unreadable(*_: object) -> int:
+        raise UnreadableError(OSError(2, "No such file or directory", "commitlog/0"))
+
+    peer = rig.peer()
+    peer.ask(17, TOPIC | {"readQueueNums": 1})
+    peer.ask(310, send_fields("T1"), b"x")
+    peer.ask(200, body=as_json({"groupName": "G1"}))
+    peer.ask(15, {"consumerGroup": "G1", "topic": "T1", "queueId": 0, "commitOffset": 1})
+    monkeypatch.setattr(groups, "store_time", unreadable)
+    expected = {KEY: {"brokerOffset": 1, "consumerOffset": 1, "pullOffset": 1, "lastTimestamp": 0}}
+    assert body_of(peer.ask(208, {"consumerGroup": "G1"}))["offsetTable"] == expected
+    peer.try_ask(317, {"isOrder": "false"})
+    assert body_of(peer.answers.pop())["consumeStatsList"][0]["G1"][0]["offsetTable"] == expected
+    monkeypatch.setattr(groups, "consume_tps", unreadable)
+    refused = peer.ask(208, {"consumerGroup": "G1"})
+    assert (refused.code, refused.remark.startswith("cannot read commitlog/0: ")) == (14, True)
+    assert "failed by a bug" not in caplog.text
 
 
 def test_statistics_of_all_groups_have_those_with_rows_of_the_queues_they_read(rig: RemotingRig) -> None:

@@ -5,12 +5,14 @@ Ref: remoting.md 4.7.2.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.consumers.groups import SubscriptionGroup
 from headrace.broker.pull import store_time
 from headrace.broker.statistics import GROUP_GET_NUMS
+from headrace.errors import UnreadableError
 from headrace.format import fastjson
 from headrace.format.fastjson import ObjectKey
 from headrace.format.names import RETRY_PREFIX
@@ -190,7 +192,8 @@ def queue_rows(services: Services, group: str, topic: Topic) -> Iterator[tuple[O
         offset = max(services.offsets.committed(group, topic.name, queue.queue_id) or 0, 0)
         last_ms = 0
         if queue.min_offset < offset <= queue.visible_offset:
-            last_ms = max(0, store_time(queue, offset - 1))
+            with contextlib.suppress(UnreadableError):  # how far it is behind is told all the same
+                last_ms = max(0, store_time(queue, offset - 1))
         row = {
             "brokerOffset": queue.visible_offset,
             "consumerOffset": offset,

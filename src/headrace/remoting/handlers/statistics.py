@@ -9,6 +9,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker.withheld.schedule import encode_cursors
+from headrace.errors import UnreadableError
 from headrace.format import record
 from headrace.remoting import bodies, fields
 from headrace.remoting.broker_config import MAX_BYTES, ConfigRefusedError
@@ -115,9 +116,12 @@ def runtime_table(services: Services) -> dict[str, str]:
 
 
 def earliest_stored_ms(services: Services) -> int:
-    """Return when the oldest record of the log was stored, -1 without any."""
+    """Return when the oldest record of the log was stored, -1 without any, and while it cannot be read."""
     log = services.broker.store.log
-    raw = log.read(log.first_offset)
+    try:
+        raw = log.read(log.first_offset)
+    except UnreadableError:
+        return -1
     return -1 if raw is None else record.decode(raw)["store_timestamp_ms"]
 
 
