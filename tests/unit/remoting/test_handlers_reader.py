@@ -25,7 +25,7 @@ from headrace.remoting.blocking import BlockingClient, read_log_request, read_qu
 from headrace.remoting.codec import Command, decode_messages
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.handlers.table import HANDLERS
-from headrace.remoting.reading import readers
+from headrace.remoting.reading import reader_stream, readers
 from headrace.remoting.reading.readers import ReaderCounters, StateWait, StateWaits
 from headrace.store import boot_note
 from tests.support.remoting import RemotingRig, body_of, send_fields
@@ -360,6 +360,23 @@ def test_range_that_must_come_from_the_disk_waits_for_it(monkeypatch: pytest.Mon
                 offset = int(response.ext["nextOffset"])
         assert PullStatus.COLD in calls
         assert counters(cold)["headrace_remoting_cold_queue_reads_total"] >= 1
+
+
+def test_range_that_cannot_be_read_is_refused_before_its_client_gives_it_up(
+    client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is away for a while: a time-out does not say so."""
+
+    def unreadable(_queue: object, offset: int, *_: object) -> PullResult:
+        return PullResult(PullStatus.COLD, offset, 0, 2_500)
+
+    monkeypatch.setattr(reader_stream, "COLD_RETRY_MS", 50)
+    monkeypatch.setattr(reader_stream, "COLD_MOST_MS", 200)
+    with monkeypatch.context() as patch:
+        patch.setattr(reader_stream, "read_range", unreadable)
+        response = client.call(*read_queue_request("Long", 0, 7, 9, 100_000))
+        assert (response.code, "message 7 of queue 0 of topic Long" in response.remark) == (14, True)
+    assert client.call(*read_queue_request("Long", 0, 7, 9, 100_000)).code == 0
 
 
 # -- READER_STATE ------------------------------------------------------------------------------------------------------

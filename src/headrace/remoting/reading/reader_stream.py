@@ -41,6 +41,8 @@ MAX_WAITING: Final = 64
 TURN_S: Final = 0.003
 """Time after which a READ_QUEUE is answered with what it has."""
 COLD_RETRY_MS: Final = 1_000
+COLD_MOST_MS: Final = 8_000
+"""How long a READ_QUEUE waits for the disk: its client gives it up after 10 s."""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class QueueRead:
     max_bytes: int
     codes: Codes | None
     skipped: int = 0
+    cold_since_ms: int = 0  # when it first waited for the disk; 0 = it has not
 
 
 class ReaderStream:
@@ -276,7 +279,15 @@ class ReaderStream:
     def _wait_for_disk(self, read: QueueRead) -> None:
         """Have a read wait until the store has read its next record ahead."""
         self._readers.counters.queue_cold += 1
-        due_ms = self._now_ms() + COLD_RETRY_MS
+        now_ms = self._now_ms()
+        read.cold_since_ms = read.cold_since_ms or now_ms
+        if now_ms - read.cold_since_ms >= COLD_MOST_MS:
+            raise RequestRefusedError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"message {read.offset} of queue {read.queue.queue_id} of topic {read.topic} has not been read from "
+                f"the disk for {COLD_MOST_MS / 1000:g} s: try again",
+            )
+        due_ms = now_ms + COLD_RETRY_MS
         notify = self._services.broker.store.notify
 
         def wake() -> None:
