@@ -194,10 +194,10 @@ class Checkpoints:
         self.job.add_done_callback(self._note_end)
 
     def _unlist_queues(self) -> None:
-        """Keep on the list only the queues with something left to write or to show."""
+        """Keep on the list only the queues with entries in memory: to be written, to be shown, or to be dropped."""
         left = []
         for queue in self._log.dirty_queues:
-            if queue.written_offset < queue.next_offset or queue.visible_offset < queue.next_offset:
+            if queue.tail_offset < queue.next_offset:
                 left.append(queue)
             else:
                 queue.listed = False

@@ -20,7 +20,7 @@ cdef class CommitLog(LogBase):
     cdef public object on_cold              # (segment, position, size): read it in a thread
     cdef public object on_damaged           # (physical_offset, reason)
     cdef public object on_unreadable        # (error): the system refuses a file; see to it that readers try again
-    cdef public object dirty_queues         # list of ConsumeQueue with unwritten or invisible entries
+    cdef public object dirty_queues         # list of ConsumeQueue with entries in memory
     cdef list waiting_queues                # those with entries that become visible with the next flush
     cdef public int64_t zeroing_from        # a thread may write zeros from here on: nothing is written there meanwhile
     cdef public object before_zeroed        # (): returns when no thread does; called before a write that reaches there

@@ -34,11 +34,11 @@ cdef class ConsumeQueue(QueueBase):
     cdef int64_t first_offset               # queue_offset of the first entry of its files, hidden or not
     cdef object files                       # QueueFiles: the bounded pool of open files
     cdef public int64_t delay_ms            # > 0 in a queue of a delay level: tag hash = store time + this
-    cdef public bint listed                 # on the store's list of queues with unwritten or invisible entries
+    cdef public bint listed                 # on the log's list of queues with entries in memory
     cdef bint is_waiting                    # on the log's list of queues with entries that become visible by a flush
     cdef uint8_t* tail                      # raw 20-byte entries [tail_offset, next_offset)
     cdef Py_ssize_t tail_capacity           # in entries
-    cdef int64_t tail_offset
+    cdef readonly int64_t tail_offset       # entries from here on are in memory
     cdef readonly int64_t written_offset    # entries below are in the files
     cdef readonly int64_t issued_position   # where the records end that the files knew of at load()
     cdef int64_t filled_from                # the newest run of fillers: queue_offsets [filled_from, filled_to)

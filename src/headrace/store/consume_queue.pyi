@@ -56,6 +56,8 @@ class ConsumeQueue(QueueBase):
 
     directory: str
     written_offset: int
+    tail_offset: int
+    """Entries from this queue offset on are in memory."""
     issued_position: int
     """Physical offset behind the last record that the files knew of at ``load``, above what that was told."""
     mended_entries: int

@@ -170,8 +170,7 @@ class Opening:
         if mended or forgotten or known_end > scan.end_offset or (is_cut and skipped):
             # The files differ from the log below the old checkpoint, or have entries where fillers are to be.
             self._checkpoints.write_all(end, clean=False)
-        else:
-            self._leave_queues_to_checkpoint()
+        self._leave_queues_to_checkpoint()
         log.mark_durable(end)
         self._gate.open_to(end)
         return RecoveryReport(scan, scan_from, was_clean, self.epochs.newest.number, lost_bytes, skipped)
@@ -427,8 +426,11 @@ class Opening:
         self._mark.sync()
 
     def _leave_queues_to_checkpoint(self) -> None:
-        """Let the next checkpoint write what the files lack: a start must not wait for ten thousand of them."""
+        """Let the next checkpoint write what the files lack: a start must not wait for ten thousand of them.
+
+        And drop from memory what they have.
+        """
         for queue in self._queues.values():
-            if queue.written_offset < queue.next_offset:
+            if queue.tail_offset < queue.next_offset:
                 queue.listed = True
                 self._log.dirty_queues.append(queue)

@@ -304,6 +304,20 @@ def test_checkpoints_come_by_time_and_by_bytes(make_bench: MakeBench) -> None:
     assert checkpoints_after(0) == 3
 
 
+def test_a_queue_at_rest_keeps_nothing_in_memory(bench: StoreBench) -> None:
+    """The last entries are kept for readers from one checkpoint to the next, not for thousands of queues for good."""
+    queue = bench.store.queue("t", 0)
+    kept = []
+    for _ in range(3):
+        bench.append("t", b"x", b"x")
+        for topic in ("t", "other"):
+            bench.append(topic, b"x")
+            _run_checkpoint(bench)
+            kept.append(queue.next_offset - queue.tail_offset)
+    assert kept == [3, 0] * 3
+    assert [body for _, body in sorted(bench.messages("t").items())] == [b"x"] * 9
+
+
 def test_a_queue_file_that_cannot_be_read_is_named(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.append("T", b"a")
     bench.restart()
