@@ -316,7 +316,9 @@ class TopicTable:
     def forget(self, topic: Topic) -> None:
         """Let go of a topic whose channels are gone."""
         del self.topics[topic.name]
-        if not topic.ephemeral:
+        if topic.ephemeral:
+            topic.queues[0].log.clear()  # not when the collector finds these objects, which refer to each other
+        else:
             for queue_id in range(len(topic.queues)):  # a topic of that name that is made again may have fewer
                 queue = self._core.store.queue(topic.name, queue_id)
                 queue.hide_below(queue.next_offset)

@@ -24,6 +24,7 @@ class QueueBase:
     visible_offset: int
     awaits_flush: bool
     owner: Any
+    log: Any
     def entries(self, from_offset: int, most: int) -> list[tuple[int, int, int]]:
         """Return up to ``most`` entries as (physical_offset, record_bytes, tag_hash).
 

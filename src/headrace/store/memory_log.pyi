@@ -11,6 +11,8 @@ class MemoryLog:
     def __init__(self, max_messages: int, max_bytes: int) -> None: ...
     def append(self, batch: PublishBatch, now_ms: int) -> int:
         """Append the entries whose queue belongs to this log; return how many messages had to go for them."""
+    def clear(self) -> None:
+        """Let go of all messages, uncounted: the topic has ended."""
 
 class MemoryQueue(QueueBase):
     """The one queue of an ephemeral topic."""

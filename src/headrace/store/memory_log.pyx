@@ -81,6 +81,14 @@ cdef class MemoryLog(LogBase):
             queue.push(entry.physical_offset, <int>entry.record_bytes, entry.tag_hash)
         return self.evicted_messages - evicted_before
 
+    def clear(self):
+        cdef MemoryQueue queue
+        for queue in self.queues:
+            queue.min_offset = queue.next_offset
+        self.chunks = {}
+        self.newest = None
+        self.held_bytes = 0
+
     cdef uint8_t* _place(self, Py_ssize_t size, int64_t* physical_offset) except NULL:
         cdef MemoryChunk chunk = self.newest
         cdef Py_ssize_t capacity

@@ -336,6 +336,24 @@ def test_an_ephemeral_channel_goes_with_its_last_consumer(rig: BrokerRig) -> Non
     assert all(change["op"] != "create_channel" for change in rig.control_records())
 
 
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_an_ephemeral_topic_that_ended_keeps_no_message(rig: BrokerRig, is_deleted: bool) -> None:
+    """Its objects refer to each other: the collector may find them only hours later."""
+    subscription, channel = rig.subscribe("reply#ephemeral", "reader")
+    rig.publish("reply#ephemeral", [b"x" * 100_000] * 3)
+    assert bodies(rig.take(subscription, channel)) == [b"x" * 100_000] * 3
+    log = rig.broker.find_topic("reply#ephemeral").queues[0].log
+    assert log.held_bytes > 300_000
+    if is_deleted:
+        rig.broker.delete_topic("reply#ephemeral")
+    else:
+        rig.broker.delete_channel("reply#ephemeral", "reader")
+    assert "reply#ephemeral" not in rig.broker.topics
+    assert log.held_bytes == 0
+    rig.publish("reply#ephemeral", [b"new"])
+    assert bodies(rig.take(*rig.subscribe("reply#ephemeral", "reader"))) == [b"new"]
+
+
 @pytest.mark.parametrize("window", [0, 100])
 def test_delayed_messages_that_an_ephemeral_topic_drops_take_no_memory(tmp_path: Path, window: int) -> None:
     """Their entries waited until they were due, 24 bytes each: an hour of a million a second is 86 GB."""
