@@ -138,7 +138,15 @@ class StreamServer(Generic[C]):
                 connection.abort("internal error")
 
     def _tick(self) -> None:
-        self._tick_handle = asyncio.get_running_loop().call_later(TICK_MS / 1000, self._tick)
+        loop = asyncio.get_running_loop()
+        self._tick_handle = loop.call_later(TICK_MS / 1000, self._tick)
+        # In a turn of the loop timers come before reads, what is to be called soon is between: who sent something while
+        # the loop was busy is read from first.
+        loop.call_soon(loop.call_soon, self._look_at_all)
+
+    def _look_at_all(self) -> None:
+        if self._tick_handle is None:
+            return
         try:
             self.check_timers()
         except Exception:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+import uvloop
 
-from headrace.clock import ManualClock
+from headrace.clock import Clock, ManualClock
 from headrace.net.connection import Connection
 from headrace.net.server import StreamServer
 
@@ -17,12 +21,14 @@ class Looked:
 
     remote_address = "10.0.0.5:7001"
 
-    def __init__(self, server: StreamServer[Any]) -> None:
+    def __init__(self, server: StreamServer[Any], looked: Callable[[], None] = lambda: None) -> None:
         self.looks = 0
         self._server = server
+        self._looked = looked
 
     def on_timer(self, now_ms: int) -> None:
         self.looks += 1
+        self._looked()
         self._server.wheel.schedule(cast(Connection, self), now_ms)
 
 
@@ -48,3 +54,33 @@ def test_the_timer_runs_from_the_first_listener_until_the_stop(monkeypatch: pyte
         assert looked.looks == looks
 
     asyncio.run(run())
+
+
+def test_what_has_come_is_read_before_anybody_is_late() -> None:
+    """A loop that is long at its reads comes to its timers before it reads what came meanwhile."""
+    seen: list[str] = []
+
+    async def run() -> None:
+        is_over = asyncio.Event()
+
+        class Reader(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                seen.append(data.decode())
+                if data == b"long":
+                    time.sleep(0.25)
+                    other.send(b"meanwhile")
+                elif data == b"meanwhile":
+                    is_over.set()
+
+        server: StreamServer[Any] = StreamServer("test", Clock(), 10)
+        server.wheel.schedule(cast(Connection, Looked(server, lambda: seen.append("look"))), 0)
+        host, _, port = (await server.listen("127.0.0.1:0", Reader)).rpartition(":")
+        with socket.create_connection((host, int(port))) as one, socket.create_connection((host, int(port))) as other:
+            await asyncio.sleep(0.05)
+            one.send(b"long")
+            await asyncio.wait_for(is_over.wait(), 10)
+        await server.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    assert seen[seen.index("long") + 1] == "meanwhile"
