@@ -13,6 +13,7 @@ import pytest
 
 from headrace import testing
 from headrace.broker.channels.channel_table import MANY
+from headrace.clock import ManualClock
 from headrace.nsq.delivery_coalescing import BUSY, MEASURED
 from tests.unit.nsq.fake_client import Client, identify, mpub, pub
 from tests.unit.nsq.real_bench import RealBench, real_bench
@@ -217,6 +218,32 @@ def test_a_channel_that_is_deleted_while_it_is_held(bench: RealBench) -> None:
     again.post(b"RDY 10\n")
     bench.end_turn()
     assert again.messages() == [b"x"]
+
+
+def test_a_fin_behind_a_held_channel_that_is_deleted_is_a_sign_of_life(bench: RealBench) -> None:
+    """No dispatch comes for what was finished last there: the time of that is not the time of the next FIN."""
+    publisher, slow = bench.client(), bench.client(peer=("10.0.0.3", 1))
+    slow.post(b"SUB films all\n")
+    bench.server.broker.store.flush()
+    bench.end_turn()
+    slow.post(b"RDY 1\n")
+    publisher.post(pub("films", b"x"))
+    bench.end_turn()
+    held = slow.frames()[-1][1][10:26]
+    publisher.frames()
+    consumer = consumer_of(bench)
+    make_busy(bench, publisher, consumer)
+    publish(bench, publisher, 1)
+    assert finish_all(consumer) == 1
+    bench.server.broker.delete_channel("orders", "all")
+    bench.pass_interval()
+    clock = bench.server.clock
+    assert isinstance(clock, ManualClock)
+    for command in (b"NOP\n", b"NOP\n", b"NOP\n", b"FIN " + held + b"\n", b""):
+        slow.post(command)
+        clock.advance_ms(25_000)
+        bench.server.check_timers()
+    assert not slow.transport.aborted
 
 
 def test_several_consumers_share_what_there_is(bench: RealBench) -> None:

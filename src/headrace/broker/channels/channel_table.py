@@ -217,7 +217,9 @@ class ChannelTable:
         topic.consumed.pop(channel, None)
         key = self._keys.pop(channel)
         self._dirty.pop(channel, None)
-        self._held_channels.discard(channel)
+        if channel in self._held_channels:
+            self._held_channels.discard(channel)
+            self._on_work()  # whoever touched it counts on a dispatch
         if channel.ephemeral and not topic.ephemeral:
             self._ephemeral[topic] -= 1
             if not self._ephemeral[topic]:
