@@ -148,7 +148,8 @@ class DeadlineSweep:
         self._connections = connections
         self.is_running = bool(connections)
         if self.is_running:
-            self._loop.call_later(self._interval_seconds, self._look)
+            # Behind the reads that follow: what has come meanwhile may be what is waited for.
+            self._loop.call_later(self._interval_seconds, self._loop.call_soon, self._loop.call_soon, self._look)
 
     def _look(self) -> None:
         now_s = self._loop.time()

@@ -7,11 +7,13 @@ import logging
 import signal
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import h11
 import pytest
+import uvloop
 
 from headrace.errors import MessageTooLargeError, ProtocolError
 from headrace.net.http import (
@@ -84,7 +86,9 @@ class FakeShortcut:
         self.ended += 1
 
 
-def serve(scenario: Scenario, shortcut: FakeShortcut | None = None, **limits: Any) -> HttpListener:
+def serve(
+    scenario: Scenario, shortcut: FakeShortcut | None = None, *, loop_factory: Any = None, **limits: Any
+) -> HttpListener:
     """Run ``scenario`` against a listener on a free port, then stop the listener."""
 
     async def run() -> HttpListener:
@@ -101,7 +105,8 @@ def serve(scenario: Scenario, shortcut: FakeShortcut | None = None, **limits: An
             await asyncio.wait_for(listener.stop(), 10)
         return listener
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(run())
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -384,6 +389,36 @@ def test_slow_heads_of_later_requests_are_cut() -> None:
         assert b" 408 " in await talk(listener, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET")
 
     serve(scenario, request_seconds=0.05)
+
+
+def test_a_request_that_came_in_time_is_not_late() -> None:
+    """A loop that is long at its reads comes to its timers before it reads what came meanwhile."""
+
+    class Slow(FakeShortcut):
+        def take(self, connection: Any, data: bytes) -> int:
+            if data == b"S!":
+                time.sleep(0.4)
+                other.send(GET)
+            return super().take(connection, data)
+
+    shortcut = Slow()
+    shortcut.at_once = True
+    other = socket.socket()
+    other.setblocking(False)
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(other, listener.address)
+        _, writer = await asyncio.open_connection(*listener.address)
+        await until(lambda: listener.open_connections == 2)
+        writer.write(b"S!")
+        answer = await loop.sock_recv(other, 1000)
+        writer.close()
+        await writer.wait_closed()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+    with other:
+        serve(scenario, shortcut, loop_factory=uvloop.new_event_loop, request_seconds=0.3)
 
 
 def test_idle_connections_are_closed() -> None:
