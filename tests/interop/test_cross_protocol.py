@@ -442,6 +442,23 @@ def test_names_rocketmq_cannot_spell_are_for_nsq_alone(cluster: Cluster, agent: 
     assert send_bytes(cluster, "%SYS%control", b"x").code == 16
 
 
+def test_permissions_are_for_rocketmq_alone(cluster: Cluster, nsqd: NsqClient, topic: str) -> None:
+    """A topic that RocketMQ's consumers may not read: NSQ's do, and its publishers are not asked either."""
+    nsqd.publish(topic, b"1")
+    made = {
+        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 0,
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
+    }  # fmt: skip
+    assert request(cluster.broker, 17, made).code == wire.SUCCESS
+    asked = {
+        "consumerGroup": "g", "topic": topic, "queueId": 0, "queueOffset": 0, "maxMsgNums": 32, "sysFlag": 4,
+        "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0,
+    }  # fmt: skip
+    assert request(cluster.broker, wire.PULL, asked).code == 16  # NO_PERMISSION
+    nsqd.publish(topic, b"2")
+    assert [message.body for message in wait_for(nsqd.subscribe(topic), 2)] == [b"1", b"2"]
+
+
 def test_empty_body_is_delivered(cluster: Cluster, agent: Agent, nsqd: NsqClient, topic: str) -> None:
     """NSQ and the Java client refuse to publish one; who sends it all the same is taken at his word, as by RocketMQ.
 
