@@ -260,7 +260,7 @@ cdef class Rdy:
 
 
 cdef class More:
-    """No command: the batch has its most topics."""
+    """No command: the batch has its most topics or publishes."""
 
 
 cdef More MORE = More()

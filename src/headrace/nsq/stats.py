@@ -201,9 +201,7 @@ def channel_row(channel: Any, wanted: StatsFilter) -> Row:
     subscriptions = channel.subscriptions
     clients = None
     if wanted.include_clients:
-        owners = [subscription.owner for subscription in list(subscriptions)]
-        # A subscription that has ended in this turn of the loop has no owner any more.
-        clients = [client_row(owner.stats(), wanted.topic) for owner in owners if owner is not None]
+        clients = [client_row(subscription.owner.stats(), wanted.topic) for subscription in subscriptions]
     return {
         "channel_name": channel.name,
         "depth": channel.depth,
@@ -318,7 +316,7 @@ def _topic_lines(topic: Row, now_ms: int) -> list[str]:
     prefix = "*P " if topic["paused"] else "   "
     head = (
         f"{prefix}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} be-depth: {topic['backend_depth']:<5} "
-        f"msgs: {topic['message_count']:<8} e2e%: {_latency_text(topic)}"
+        f"msgs: {topic['message_count']:<8} e2e%: "
     )
     lines = [head]
     for channel in topic["channels"]:
@@ -327,23 +325,10 @@ def _topic_lines(topic: Row, now_ms: int) -> list[str]:
             f"{prefix}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
             f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
             f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
-            f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} "
-            f"e2e%: {_latency_text(channel)}"
+            f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
         )
         lines += [f"        {_client_line(client, now_ms)}" for client in channel["clients"] or ()]
     return lines
-
-
-def _latency_text(holder: Row) -> str:
-    percentiles = holder["e2e_processing_latency"]["percentiles"] or ()
-    return ", ".join(_nanoseconds_text(item["value"]) for item in percentiles)
-
-
-def _nanoseconds_text(value: float) -> str:
-    for unit, nanoseconds in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if value > nanoseconds:
-            return f"{value / nanoseconds:.1f}{unit}"
-    return f"{value:.1f}ns"
 
 
 def _client_line(client: Row, now_ms: int) -> str:
