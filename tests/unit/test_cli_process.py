@@ -23,12 +23,19 @@ class Started:
     """One process in a folder of its own."""
 
     def __init__(
-        self, folder: Path, command: str, *, shell: str = "", before: str = "pass", encoding: str = "utf-8"
+        self,
+        folder: Path,
+        command: str,
+        *,
+        shell: str = "",
+        before: str = "pass",
+        encoding: str = "utf-8",
+        main: str = MAIN,
     ) -> None:
         self.ready = folder / "ready.json"
         self.errors = folder / "errors"
         self.environ = {**os.environ, "PYTHONIOENCODING": encoding}
-        line = ["bash", "-c", f'exec "$@" {shell}', "bash", sys.executable, "-c", f"import sys; {before}; {MAIN}"]
+        line = ["bash", "-c", f'exec "$@" {shell}', "bash", sys.executable, "-c", f"import sys; {before}; {main}"]
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [*line, command, *ARGUMENTS], cwd=folder, stdout=subprocess.DEVNULL, stderr=errors,
@@ -236,6 +243,19 @@ runpy.run_module("headrace", run_name="__main__")
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert not (tmp_path / "nowhere").exists()
+
+
+@COMMANDS
+def test_signals_in_a_row_are_one_stop(tmp_path: Path, started: list[Started], command: str) -> None:
+    """A terminal's Ctrl-C and its supervisor's SIGTERM: the second ended it while Python was on its way out."""
+    one = Started(tmp_path, command, main="from headrace.__main__ import main; main()")
+    started.append(one)
+    one.wait_ready()
+    one.process.send_signal(signal.SIGINT)
+    while one.process.poll() is None:
+        one.process.send_signal(signal.SIGTERM)
+        time.sleep(0.005)
+    assert one.process.returncode == 0
 
 
 @COMMANDS
