@@ -72,6 +72,27 @@ def test_ephemeral_channel_goes_though_the_store_has_failed(rig: BrokerRig) -> N
     assert rig.broker.topics["t"].channels == {}
 
 
+def test_a_journal_that_cannot_be_synced_stops_no_stop(
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last snapshot was written, and the command ended with 1 and this one sentence, its channels not closed."""
+    subscription, channel = rig.subscribe("t", "c")
+    rig.publish("t", [b"done", b"open"])
+    rig.finish(subscription, channel, [message_id for _, _, message_id in rig.take(subscription, channel)][:1])
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        rig.broker.close()
+    rig.store.close()
+    assert caplog.text.count("journal not written") == 1
+    assert "check the disk" in caplog.text
+    rig._open()
+    assert _bodies(rig, "t", "c") == [b"open"]
+
+
 def test_what_was_made_durable_is_there_after_a_failed_fsync(rig: BrokerRig) -> None:
     """A new consumer of an existing channel waits for its creation only, not for a later change that was lost."""
     topic = rig.broker.ensure_topic("t")

@@ -192,5 +192,5 @@ class JournalWriter:
         self._journal.compact(self._snapshot_blocks())
 
     def close(self) -> None:
-        """Close the journal."""
-        self._journal.close()
+        """Close the journal. What cannot be synced at the end is logged: the broker stops all the same."""
+        self._run(self._journal.close)
