@@ -85,6 +85,9 @@ cdef class MemoryLog(LogBase):
         cdef MemoryQueue queue
         for queue in self.queues:
             queue.min_offset = queue.next_offset
+            free(queue.ring)
+            queue.ring = NULL
+            queue.ring_capacity = 0
         self.chunks = {}
         self.newest = None
         self.held_bytes = 0
