@@ -441,7 +441,10 @@ class Transactions:
             entry = self._open.get(half_offset)
             if entry is None or decided < max(MAX_BEHIND, len(self._open)):
                 return
-            raw = self._broker.store.log.read(entry.physical_offset)
+            try:
+                raw = self._broker.store.log.read(entry.physical_offset)
+            except UnreadableError:
+                return  # named and counted by the store; a later tick tries again
             if raw is None:
                 self._discard(half_offset, "its record is damaged")
                 continue

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -861,34 +862,67 @@ def test_a_full_disk_is_logged_once(rig: MessagingRig, caplog: pytest.LogCapture
             rig.pass_time(40_000)
 
 
+def fill_segments(rig: MessagingRig, count: int) -> None:
+    """Append messages until the log has so many whole segments."""
+    while rig.store.log.end_offset < count * rig.store.log.segment_bytes:
+        put(rig.broker, rig.message("filling", bytes(60_000)))
+    rig.store.flush()
+
+
+@contextmanager
+def refused_segment(monkeypatch: pytest.MonkeyPatch, rig: MessagingRig, number: int) -> Iterator[None]:
+    """Have the disk refuse to open a segment of the log."""
+    open_file = os.open
+    name = f"commitlog/{number * rig.store.log.segment_bytes:020d}"
+
+    def refuse(path: str, *args: int) -> int:
+        if str(path).endswith(name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return open_file(path, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        yield
+
+
 def test_a_half_message_that_cannot_be_read_now_holds_up_no_other(
     rig: MessagingRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its segment is not mapped, and the disk refuses the file: those before it were never asked about."""
     rig.store_settings = replace(rig.store_settings, open_segments=2)
     rig.restart()
-    segment_bytes = rig.store.log.segment_bytes
     for number in range(3):
-        while rig.store.log.end_offset < number * segment_bytes:
-            put(rig.broker, rig.message("filling", bytes(60_000)))
+        fill_segments(rig, number)
         prepare(rig, b"%d" % number)
-    while rig.store.log.end_offset < 5 * segment_bytes:
-        put(rig.broker, rig.message("filling", bytes(60_000)))
-    rig.store.flush()
-    open_file = os.open
-
-    def refuse(path: str, *args: int) -> int:
-        if str(path).endswith(f"commitlog/{segment_bytes:020d}"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        return open_file(path, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refuse)
+    fill_segments(rig, 5)
+    with refused_segment(monkeypatch, rig, 1):
         rig.pass_time(20_000)
         assert [StoredMessage.from_record(check.record).body for check in rig.checks] == [b"0", b"2"]
     rig.pass_time(1_100)
     assert StoredMessage.from_record(rig.checks[-1].record).body == b"1"
     assert rig.transactions.counters.dropped == 0
+
+
+def test_the_oldest_half_message_that_cannot_be_read_now_is_no_refused_write(
+    rig: MessagingRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is to be appended anew: each tick said that the store refuses, and counted it."""
+    monkeypatch.setattr("headrace.broker.withheld.transactions.MAX_BEHIND", 10)
+    rig.store_settings = replace(rig.store_settings, open_segments=2)
+    rig.restart()
+    fill_segments(rig, 1)
+    stuck = prepare(rig, CHECK_IMMUNITY_TIME_IN_SECONDS="86400")
+    fill_segments(rig, 4)
+    with refused_segment(monkeypatch, rig, 1):
+        for _ in range(20):
+            end(rig, prepare(rig), Decision.ROLLBACK)
+        rig.pass_time(500)
+        assert rig.offsets.committed(DECIDED_GROUP, HALF_TOPIC, 0) in (None, 0)
+    assert rig.transactions.counters.errors == 0
+    assert "the store refuses" not in caplog.text
+    rig.pass_time(1_100)
+    assert rig.offsets.committed(DECIDED_GROUP, HALF_TOPIC, 0) == 21
+    assert end(rig, stuck)
 
 
 def test_a_commit_to_a_deleted_topic_is_dropped_and_counted(rig: MessagingRig) -> None:
