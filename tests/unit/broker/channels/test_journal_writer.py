@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.broker.channels import journal
+from headrace.broker.channels import journal, journal_writer
 from headrace.broker.channels.channel import Channel
 from headrace.broker.channels.journal_writer import JournalWriter
 from headrace.clock import ManualClock
@@ -102,4 +102,45 @@ def test_each_time_the_disk_is_full_is_named_once(
             for _ in range(3):
                 tick(writer)
         assert writer.errors > 2
+    writer.close()
+
+
+class SlowChannel(FakeChannel):
+    """A channel whose changes take a millisecond to gather."""
+
+    def __init__(self, name: bytes, clock: ManualClock) -> None:
+        super().__init__(name)
+        self._clock = clock
+
+    def take_changes(self) -> bytes:
+        self._clock.advance_ms(1)
+        return super().take_changes()
+
+
+def test_many_busy_channels_do_not_hold_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tick writes some, those that wait longest first, and behind the last of an interval all are synced."""
+    monkeypatch.setattr(journal_writer, "WRITE_AT_ONCE", 4)
+    clock = ManualClock()
+    channels = [SlowChannel(b"%d" % number, clock) for number in range(20)]
+    synced: list[int] = []
+    written: list[int] = []
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        writer = JournalWriter(tmp_path, executor, clock, 1000)
+        writer.keys = cast("dict[Channel, int]", {channel: number for number, channel in enumerate(channels)})
+        monkeypatch.setattr(writer._journal, "sync", lambda: synced.append(len(written)))
+        monkeypatch.setattr(
+            writer._journal, "write", lambda blocks: written.extend(int(data[10:]) for _, data in blocks)
+        )
+        for channel in channels:
+            writer.look_at(cast("Channel", channel))
+        for count in (8, 16, 20):
+            writer.tick()
+            executor.submit(int).result()
+            assert written == list(range(count))
+            writer.look_at(cast("Channel", channels[0]))  # busy again: it waits for the others
+            clock.advance_ms(50)
+        assert synced == [20]
+        clock.advance_ms(50)
+        writer.tick()
+        assert written[20:] == [0]
     writer.close()
