@@ -19,8 +19,8 @@ from typing import Any
 
 from headrace.broker.channels.journal import begin_journal
 from headrace.broker.control import ControlRecords
+from headrace.broker.queue_search import first_that_is_not
 from headrace.broker.topic import TopicConfig
-from headrace.broker.topic_table import first_that_is_not
 from headrace.clock import Clock
 from headrace.format import record
 from headrace.format.names import RESERVED_PREFIX, SYSTEM_TOPICS, TIMER_TOPIC

@@ -17,11 +17,11 @@ from typing import Any
 from headrace.broker.catalog import UNKNOWN, TopicEntry
 from headrace.broker.core import Core
 from headrace.broker.data_version import DataVersion
+from headrace.broker.queue_search import first_behind
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, TopicNotFoundError
 from headrace.format import record
 from headrace.format.names import EPHEMERAL_SUFFIX, MAX_QUEUES, RESERVED_PREFIX, SYSTEM_TOPICS, is_reserved
-from headrace.format.queue_entry import FILLER_BYTES
 from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
@@ -104,7 +104,7 @@ class TopicTable:
         for queue, issued in zip(queues, entry.issued, strict=True):
             self._core.counters.lost_offsets += self._core.store.go_on_above(queue, issued)
         for queue, start in zip(queues, entry.start, strict=True):
-            queue.hide_below(_first_behind(queue, entry.key) if start == UNKNOWN else start)
+            queue.hide_below(first_behind(queue, entry.key) if start == UNKNOWN else start)
         config = TopicConfig(entry.queues, entry.queues) if entry.config is None else TopicConfig(**entry.config)
         topic = Topic(name, queues, ephemeral=False, paused=entry.paused, frozen=entry.frozen, config=config)
         self.topics[name] = topic
@@ -149,7 +149,7 @@ class TopicTable:
     def _starts_behind(self, name: str, queue_ids: range, physical_offset: int) -> list[int]:
         """Return where queues begin that have what lies behind a place of the log; not the last that have nothing."""
         queues = [self._core.store.queue(name, queue_id) for queue_id in queue_ids]
-        starts = [_first_behind(queue, physical_offset) for queue in queues]
+        starts = [first_behind(queue, physical_offset) for queue in queues]
         while starts and starts[-1] == queues[len(starts) - 1].next_offset:
             starts.pop()
         return starts
@@ -331,31 +331,3 @@ def _require_config(name: str, config: TopicConfig) -> None:
             f"topic {name!r} cannot have {config.read_queues} read queues and {config.write_queues} write queues: "
             f"0 to {MAX_QUEUES} each, and at least one queue"
         )
-
-
-def _first_behind(queue: QueueBase, physical_offset: int) -> int:
-    """Return the queue offset of the first message behind a place of the log; the queue's end where there is none."""
-    found = first_that_is_not(queue, lambda position: position <= physical_offset)
-    while found < queue.next_offset and queue.entries(found, 1)[0][1] == FILLER_BYTES:
-        found += 1
-    return found
-
-
-def first_that_is_not(queue: QueueBase, is_before: Callable[[int], bool]) -> int:
-    """Return the first queue offset whose record is not in front of a place of the log, or a filler before it.
-
-    By halving; at a start, when all entries are visible. A filler stands nowhere: what is behind it says where it is.
-
-    Args:
-        is_before: Tells of a physical offset whether it is in front.
-    """
-    low, high = queue.min_offset, queue.next_offset
-    while low < high:
-        middle = at = (low + high) // 2
-        while at < high and (entry := queue.entries(at, 1)[0])[1] == FILLER_BYTES:
-            at += 1
-        if at < high and is_before(entry[0]):
-            low = at + 1
-        else:
-            high = middle
-    return low
