@@ -9,6 +9,21 @@ The rules are those of NSQ (nsq.md 1.10) and fit any protocol whose client answe
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+
+def call_behind_reads(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> None:
+    """Have a timer's look at who is late come behind the reads of this turn of the loop.
+
+    In a turn timers come before reads, and what is to be called soon is between: who sent something while the loop was
+    busy is read from first.
+    """
+    loop.call_soon(loop.call_soon, look)
+
 
 class Deadlines:
     """The clocks of one connection, in monotonic ms.

@@ -33,6 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from headrace.clock import Clock
 from headrace.net.address import format_address, peer_of
+from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import INCOMPLETE, LEFT, MAX_HEAD_BYTES, TAKEN
 from headrace.net.refusal_log import RefusalLog
 from headrace.net.request_parser import RequestParser
@@ -148,8 +149,7 @@ class DeadlineSweep:
         self._connections = connections
         self.is_running = bool(connections)
         if self.is_running:
-            # Behind the reads that follow: what has come meanwhile may be what is waited for.
-            self._loop.call_later(self._interval_seconds, self._loop.call_soon, self._loop.call_soon, self._look)
+            self._loop.call_later(self._interval_seconds, call_behind_reads, self._loop, self._look)
 
     def _look(self) -> None:
         now_s = self._loop.time()

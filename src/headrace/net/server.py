@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 from headrace.net.busy_poll import BusyPoll
 from headrace.net.connection import Connection
 from headrace.net.connections import OpenConnections
+from headrace.net.deadlines import call_behind_reads
 from headrace.net.listener import listen
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.refusal_log import RefusalLog
@@ -140,9 +141,7 @@ class StreamServer(Generic[C]):
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         self._tick_handle = loop.call_later(TICK_MS / 1000, self._tick)
-        # In a turn of the loop timers come before reads, what is to be called soon is between: who sent something while
-        # the loop was busy is read from first.
-        loop.call_soon(loop.call_soon, self._look_at_all)
+        call_behind_reads(loop, self._look_at_all)
 
     def _look_at_all(self) -> None:
         if self._tick_handle is None:
