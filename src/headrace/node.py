@@ -38,6 +38,7 @@ from headrace.format.lock_file import release_lock
 from headrace.net.address import format_address, parse_address
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
 from headrace.net.listener import connection_limit, raise_file_limit
+from headrace.net.loop_load import LoopLoad
 from headrace.net.ports import EVERY_LISTENER_OFF, bind_port
 from headrace.nsq.config_options import ConfigFacts, ConfigOptions
 from headrace.nsq.http import NodeFacts, NsqHttp
@@ -77,6 +78,7 @@ class Node:
         self._sockets: dict[str, socket.socket] = {}
         self._status: NodeStatus
         self._lag = LoopLagSampler()
+        self._load = LoopLoad()
         self._files = OpenFilesWatch(self.clock)
         self._loop: asyncio.AbstractEventLoop
         self._tick_handle: asyncio.TimerHandle | None = None
@@ -312,11 +314,18 @@ class Node:
     def _tick(self) -> None:
         self._tick_handle = self._loop.call_later(TICK_SECONDS, self._tick)
         self._ticks += 1
+        self._run_tick(self._look_at_load)
         self._run_tick(self.broker.tick)
         if self._ticks % _TICKS_PER_STORE_TICK == 0:
             self._run_tick(self.store.tick)
         if self._ticks % _TICKS_PER_FILES_LOOK == 0:
             self._run_tick(self._files.look)
+
+    def _look_at_load(self) -> None:
+        servers = (self.nsq, self.remoting.server)
+        load = self._load.look(sum(server.busy_poll.seconds for server in servers if server is not None))
+        if self.nsq is not None:
+            self.nsq.note_load(load)
 
     @staticmethod
     def _run_tick(tick: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.net.loop_load import Load
 from headrace.node import TICK_SECONDS, Node
 from headrace.settings import Settings, StoreSettings
 
@@ -39,6 +40,7 @@ def _node(tmp_path: Path, failing: str, made: list[str]) -> tuple[Node, StepLoop
 
     node: Any = Node(Settings(store=StoreSettings(data_dir=tmp_path / "store")), free_ports=True)
     node.broker, node.store, node._loop = part("broker"), part("store"), StepLoop()
+    node.remoting = SimpleNamespace(server=None)
     return node, node._loop
 
 
@@ -70,3 +72,17 @@ def test_a_signal_in_a_tick_is_not_swallowed(tmp_path: Path) -> None:
     node.broker.tick = stop  # type: ignore[method-assign]
     with pytest.raises(SystemExit):
         node._tick()
+
+
+def test_the_nsq_server_is_told_of_the_load(tmp_path: Path) -> None:
+    """Each tick, of the time since the last one, without what the servers polled."""
+    node, loop = _node(tmp_path, "", [])
+    loads: list[Load] = []
+    bare: Any = node
+    bare.nsq = SimpleNamespace(note_load=loads.append, busy_poll=SimpleNamespace(seconds=0.0))
+    bare.remoting = SimpleNamespace(server=SimpleNamespace(busy_poll=SimpleNamespace(seconds=0.0)))
+    node._tick()
+    bare.remoting.server.busy_poll.seconds = 1000.0
+    loop.fire()
+    assert [load.seconds > 0 for load in loads] == [True, True]
+    assert loads[1].busy == 0.0

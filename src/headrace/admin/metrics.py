@@ -356,6 +356,11 @@ def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
         ("busy_poll_seconds", "Time spent awake between clients' commands.", stats.busy_poll_s),
     ):
         yield _count(f"headrace_nsq_{name}", text, value)
+    yield _single(
+        "headrace_nsq_delivery_interval_seconds",
+        "For how long a busy channel gathers what it delivers next.",
+        stats.delivery_interval_s,
+    )
 
 
 def _holder_slices(

@@ -38,6 +38,8 @@ class NsqStats:
     coalesced_reads: int
     """Reads from consumers with plenty in flight that waited until many FINs had come."""
     delivery_holds: int
+    delivery_interval_s: float
+    """For how long a busy channel gathers now, in seconds."""
     """Times that a busy channel had delivered all it had and gathered what came next."""
     coalescing_misses: int
     """Times that waiting for many FINs was in vain: a timer ended it."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headrace.broker.channels.channel import Channel
     from headrace.broker.statistics import Statistics
     from headrace.clock import Clock
+    from headrace.net.loop_load import Load
     from headrace.settings import NsqSettings
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,9 @@ class NsqServer(StreamServer[NsqConnection]):
         self.settings = settings
         self.address = ""
         self.coalescing = ReadCoalescing(settings.read_coalescing_ms)
-        self.delivery_coalescing = DeliveryCoalescing(broker, settings.delivery_coalescing_ms)
+        self.delivery_coalescing = DeliveryCoalescing(
+            broker, settings.delivery_coalescing_ms, settings.min_output_buffer_timeout_ms
+        )
         self.counters = NsqCounters()
         self.statistics = statistics
         self.overloaded: set[NsqConnection] = set()
@@ -92,6 +95,7 @@ class NsqServer(StreamServer[NsqConnection]):
         self.joint_publishes = JointPublishes(self)
         self.finishes = Finishes(self)
         self._delivery = Delivery(self)
+        self._messages_then = 0  # delivered at the last look at the load
 
     async def start(self, where: str | socket.socket | None = None) -> None:
         """Listen on a bound socket or an address, by default ``nsq.tcp_address``."""
@@ -116,6 +120,11 @@ class NsqServer(StreamServer[NsqConnection]):
                     connection.stop("server stopped")
         await super().stop()
         self.coalescing.close()
+
+    def note_load(self, load: Load) -> None:
+        """Have more messages leave together while the loop has no time to spare; the node calls this now and then."""
+        messages, self._messages_then = self.counters.messages_out - self._messages_then, self.counters.messages_out
+        self.delivery_coalescing.interval.adapt(load, self.delivery_coalescing.take_deliveries(), messages)
 
     def dispatch(self) -> None:
         """Send what the channels have for their ready consumers, up to a bound; the rest comes with the next call."""
@@ -159,6 +168,7 @@ class NsqServer(StreamServer[NsqConnection]):
             coalesced_reads=self.coalescing.reads,
             coalescing_misses=self.coalescing.misses,
             delivery_holds=self.delivery_coalescing.holds,
+            delivery_interval_s=self.delivery_coalescing.interval.ms / 1000,
             connections_closed=dict(self.connections.closed),
             commands=self.intake.command_counts(),
             refusals=dict(counters.refusals),

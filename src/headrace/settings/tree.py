@@ -327,8 +327,10 @@ class NsqSettings:
     delivery_coalescing_ms: int = option(1, least=0, most=10)
     """How long a message may wait to be sent with others, where its channel has just delivered all it had to consumers
     with a window of 16 or more and room in it; 0 = not at all. Messages that come one by one do not wait, nor those of
-    consumers that ask for no output buffer (``output_buffer_size`` or ``output_buffer_timeout`` -1). At most
-    ``nsq.min_output_buffer_timeout_ms``: no client gets its messages later than it asks for."""
+    consumers that ask for no output buffer (``output_buffer_size`` or ``output_buffer_timeout`` -1). It is longer, up
+    to 25 ms, while the broker has no processor time to spare, delivers thousands of small pieces a second, and gets
+    more messages out that way. At most ``nsq.min_output_buffer_timeout_ms``: no client gets its messages later than it
+    asks for."""
 
     max_channel_consumers: int = option(0, least=1, most=1_000_000, special=(0,))
     """Consumers one channel accepts; 0 = no limit."""

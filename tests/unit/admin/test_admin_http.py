@@ -110,6 +110,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         joint_publishes=0,
         coalesced_reads=0,
         delivery_holds=0,
+        delivery_interval_s=0.001,
         coalescing_misses=0,
         connections_closed={"eof": 4},
         commands={"FIN": 6},

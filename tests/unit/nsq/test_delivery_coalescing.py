@@ -14,7 +14,9 @@ import pytest
 from headrace import testing
 from headrace.broker.channels.channel_table import MANY
 from headrace.clock import ManualClock
-from headrace.nsq.delivery_coalescing import BUSY, MEASURED
+from headrace.net.loop_load import Load
+from headrace.nsq.delivery_coalescing import BUSY, MEASURED, SITS_OUT
+from headrace.nsq.delivery_interval import MEASURED as LOOKS
 from tests.unit.nsq.fake_client import Client, identify, mpub, pub
 from tests.unit.nsq.real_bench import RealBench, real_bench
 
@@ -180,6 +182,64 @@ def test_many_messages_end_the_interval(bench: RealBench) -> None:
     publisher.post(mpub("orders", [b"y"] * MANY))
     bench.end_turn()
     assert finish_all(consumer) == MANY
+
+
+def make_long(bench: RealBench) -> None:
+    """Have intervals be longer than they are set to, as under full load."""
+    interval = bench.server.delivery_coalescing.interval
+    while not interval.is_longer:
+        interval.adapt(Load(0.05, 1.0), deliveries=1000, messages=1000)
+
+
+def pass_long(bench: RealBench, consumer: Client) -> int:
+    """Let such an interval pass; return how many messages came at its end."""
+    bench.now_ns += int(bench.server.delivery_coalescing.interval.ms * 1_000_000)
+    bench.pass_interval()
+    return finish_all(consumer)
+
+
+def work_long(bench: RealBench, publisher: Client, consumer: Client, intervals: int, messages: int) -> list[int]:
+    """Publish so many messages in each such interval; return how many came at the ends."""
+    at_ends = []
+    for _ in range(intervals):
+        publish(bench, publisher, messages)
+        finish_all(consumer)
+        at_ends.append(pass_long(bench, consumer))
+    return at_ends
+
+
+def test_a_few_messages_an_interval_are_gathered_under_full_load(bench: RealBench) -> None:
+    """A channel that is too calm for the interval that is set is busy for the longer one."""
+    publisher, consumer = bench.client(), consumer_of(bench)
+    assert not any(work_long(bench, publisher, consumer, 4 * MEASURED, 3))
+    make_long(bench)
+    assert work_long(bench, publisher, consumer, 4 * MEASURED, 3)[-MEASURED:] == [3] * MEASURED
+
+
+def test_a_message_an_interval_is_not_gathered_under_full_load(bench: RealBench) -> None:
+    """Nothing would be saved. So it is with who sends the next one only when the last has come: it is left alone."""
+    publisher, consumer = bench.client(), consumer_of(bench)
+    make_long(bench)
+    work_long(bench, publisher, consumer, 4 * MEASURED, 3)
+    assert bench.server.stats().delivery_holds > 0
+    work_long(bench, publisher, consumer, 4 * MEASURED, 1)
+    holds = bench.server.stats().delivery_holds
+    assert not any(work_long(bench, publisher, consumer, SITS_OUT * MEASURED // 2, 3))
+    assert bench.server.stats().delivery_holds == holds
+    work_long(bench, publisher, consumer, SITS_OUT * MEASURED, 3)
+    assert bench.server.stats().delivery_holds > holds
+
+
+def test_the_server_counts_what_the_load_is_made_of(bench: RealBench) -> None:
+    """Deliveries and messages since the last look make the interval longer, if the loop is full."""
+    publisher, consumer = bench.client(), consumer_of(bench)
+    for _ in range(2 * LOOKS):
+        work_for(bench, publisher, consumer, 3, 2)
+        bench.server.note_load(Load(0.001, 1.0))
+    assert bench.server.stats().delivery_interval_s > 0.001
+    for _ in range(10):
+        bench.server.note_load(Load(0.05, 0.1))
+    assert bench.server.stats().delivery_interval_s == 0.001
 
 
 def test_another_channel_does_not_wait(bench: RealBench) -> None:
