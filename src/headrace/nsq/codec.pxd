@@ -60,8 +60,12 @@ cdef class Reader(StreamInput):
     cdef Py_ssize_t _topic_index
     cdef dict _topic_indexes
 
+    cdef char[16] _ready_line                   # RDY as it was taken last: "RDY n\n"
+    cdef Py_ssize_t _ready_line_bytes
+
     cdef bint holds_only_pubs(self, bytearray memory, Py_ssize_t length) noexcept
-    cdef bint holds_only_fins(self, bytearray memory, Py_ssize_t length) noexcept
+    cdef bint holds_only_finishes(self, bytearray memory, Py_ssize_t length) noexcept
+    cdef bint _begins_with_ready(self, const char* at, Py_ssize_t left) noexcept
     cdef int _consume(self, Py_ssize_t length) noexcept
     cdef object _parse(self, Intake run, int64_t now_ms)
     cdef object _parse_line(self, Intake run, int64_t now_ms)

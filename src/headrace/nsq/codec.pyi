@@ -122,6 +122,12 @@ class Reader(StreamInput):
                 parsing may go on.
         """
 
+    def keep_ready(self, count: int) -> None:
+        """Note that RDY was done with this count: while the next one says the same, it is counted and that is all."""
+
+    def forget_ready(self) -> None:
+        """Return the next RDY in any case."""
+
     def cut_short(self) -> RefusedError | None:
         """Return what refuses the command that was begun, if no more input comes; None where nsqd says nothing."""
 

@@ -445,18 +445,42 @@ cdef class Reader(StreamInput):
             length -= head + 4 + body_bytes
         return length == 0
 
-    cdef bint holds_only_fins(self, bytearray memory, Py_ssize_t length) noexcept:
-        """Return whether a read, not taken in yet, is nothing but whole FINs in their plain spelling, which may come."""
+    cdef bint holds_only_finishes(self, bytearray memory, Py_ssize_t length) noexcept:
+        """Return whether a read, not taken in yet, is nothing but whole FINs, and RDYs that change nothing.
+
+        Only commands in their plain spelling, which may come.
+        """
         cdef const char* at = PyByteArray_AS_STRING(memory) + HEADROOM
         cdef uint64_t message_id
-        if self._held_bytes or length % FIN_BYTES or not (self.allowed & ~self.ignored) >> CMD_FIN & 1:
+        if self._held_bytes or not (self.allowed & ~self.ignored) >> CMD_FIN & 1:
             return False
         while length:
-            if memcmp(at, <const char*>b"FIN ", 4) != 0 or at[FIN_BYTES - 1] != c"\n" or not _load_hex(at + 4, &message_id):
+            if self._begins_with_ready(at, length):
+                at += self._ready_line_bytes
+                length -= self._ready_line_bytes
+                continue
+            if length < FIN_BYTES or memcmp(at, <const char*>b"FIN ", 4) != 0:
+                return False
+            if at[FIN_BYTES - 1] != c"\n" or not _load_hex(at + 4, &message_id):
                 return False
             at += FIN_BYTES
             length -= FIN_BYTES
         return True
+
+    def keep_ready(self, uint32_t count):
+        cdef bytes line = b"RDY %d\n" % count
+        self._ready_line_bytes = len(line)
+        memcpy(self._ready_line, <const char*>line, self._ready_line_bytes)
+
+    def forget_ready(self):
+        self._ready_line_bytes = 0
+
+    cdef bint _begins_with_ready(self, const char* at, Py_ssize_t left) noexcept:
+        """Return whether the next line is RDY as it was taken last, which may come."""
+        cdef Py_ssize_t size = self._ready_line_bytes
+        if at[0] != c"R" or size == 0 or left < size or memcmp(at, self._ready_line, size) != 0:
+            return False
+        return (self.allowed & ~self.ignored) >> CMD_RDY & 1
 
     cdef int _consume(self, Py_ssize_t length) noexcept:
         self._at += length
@@ -469,7 +493,7 @@ cdef class Reader(StreamInput):
         return 0
 
     cdef object _parse(self, Intake run, int64_t now_ms):
-        """Take the two commonest commands in their plain spelling here, everything else by its line."""
+        """Take PUB, FIN and an RDY that changes nothing in their plain spelling here, everything else by its line."""
         cdef const char* at
         cdef Py_ssize_t left, head
         cdef int64_t length
@@ -506,6 +530,10 @@ cdef class Reader(StreamInput):
                         self._add_settle(run, CMD_FIN, message_id, 0)
                         self._consume(FIN_BYTES)
                         continue
+            elif self._begins_with_ready(at, left):
+                run.counts[CMD_RDY] += 1
+                self._consume(self._ready_line_bytes)
+                continue
             command = self._parse_line(run, now_ms)
             if command is not True:
                 return command

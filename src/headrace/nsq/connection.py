@@ -237,6 +237,8 @@ class NsqConnection(TurnConnection):
         now_ms = self._now_ms = server.clock.now_ms()
         self._monotonic_ms = server.clock.monotonic_ms()
         self.begin_turn(self._monotonic_ms)
+        if server.logs_commands:
+            reader.forget_ready()
         before = reader.commands
         until_look = CLOCK_LOOKS
         while not self.cause:
@@ -457,6 +459,8 @@ class NsqConnection(TurnConnection):
         if self.subscription is not None and self._channel is not None:
             self.subscription.ready_count = command.count
             self._server.broker.touch_channel(self._channel)
+            if not self._server.logs_commands:
+                self._reader.keep_ready(command.count)
 
     def _handle_cls(self, command: Cls) -> None:
         if self.subscription is not None:

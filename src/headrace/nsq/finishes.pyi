@@ -3,9 +3,10 @@
 A consumer with a window of one message, which is what many clients ask for by default, sends one FIN a read and waits
 for the next message; so does, now and then, any consumer of what is published one by one. To get to the channel through
 the connection (some twenty calls of Python) costs as much as the system calls around it. So a read that is nothing but
-FINs, whole and in their plain spelling, is taken over here; every other read goes through the connection. What is
-common to the reads of one turn of the event loop is done once: the clock is asked, the channel is marked for the
-dispatch, the loop is told to look for more.
+FINs, whole and in their plain spelling, is taken over here, with RDYs beside them that say what the last one said (some
+clients send one with each FIN); every other read goes through the connection. What is common to the reads of one turn
+of the event loop is done once: the clock is asked, the channel is marked for the dispatch, the loop is told to look for
+more.
 
 Invariant: a channel in ``Finishes._touched`` is looked at by the next dispatch, which empties that.
 
@@ -35,7 +36,7 @@ class Finisher:
     def take_read(self, nbytes: int) -> bool:
         """Do what ``nbytes`` in the receive buffer ask for.
 
-        Return False, with nothing of them parsed, where they are something else than FINs or the client is not plain.
+        Return False, with nothing of them parsed, where they are something else or the client is not plain.
         """
     def end(self) -> None:
         """Take over no more, and let go of the client."""

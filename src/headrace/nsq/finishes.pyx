@@ -39,7 +39,7 @@ cdef class Finishes:
         cdef Intake intake = self._intake
         cdef Reader reader = finisher._reader
         cdef Channel channel = finisher._channel
-        if not reader.holds_only_fins(self._received, length):
+        if not reader.holds_only_finishes(self._received, length):
             return False
         server = self._server
         if not self._touched:
@@ -49,6 +49,8 @@ cdef class Finishes:
         try:
             reader.received(self._received, length)
             reader.next_command(intake, 0)
+            if not intake.settles.count:
+                return True     # RDYs that change nothing
             if channel.settle(finisher._subscription, intake.settles, 0, self._monotonic_ms):
                 finisher._client.refuse_settles()
         finally:

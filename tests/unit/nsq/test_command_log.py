@@ -100,3 +100,16 @@ def test_what_is_done_in_compiled_code_is_a_line_too(bench: Bench, caplog: pytes
     consumer.send(b"FIN " + message_id + b"\n")
     assert commands_of(caplog) == [f"FIN id={message_id.decode()}"]
     assert bench.server.finishes.reads == finished
+
+
+def test_an_rdy_that_changes_nothing_is_a_line_too(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where commands were not logged when it came the first time."""
+    consumer = bench.client()
+    monkeypatch.setattr(bench.server, "logs_commands", False)
+    consumer.send(b"SUB orders all\nRDY 2\nRDY 2\n")
+    assert commands_of(caplog) == []
+    monkeypatch.setattr(bench.server, "logs_commands", True)
+    consumer.send(b"RDY 2\nRDY 2\n")
+    assert commands_of(caplog) == ["RDY count=2"] * 2

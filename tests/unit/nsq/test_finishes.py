@@ -19,6 +19,7 @@ from tests.unit.nsq.fake_client import Bench, Client, mpub, pub
 from tests.unit.nsq.real_bench import RealBench, real_bench
 
 MESSAGES = 20
+RDY = b"RDY 1\n"
 
 
 @pytest.fixture
@@ -63,6 +64,64 @@ def test_each_fin_brings_the_next_message(bench: Bench) -> None:
     channel = channel_of(bench)
     assert (channel.finish_count, channel.in_flight_count, channel.depth) == (MESSAGES, 0, 0)
     assert bench.server.stats().commands["FIN"] == MESSAGES
+
+
+@pytest.mark.parametrize("spelling", [lambda held: fin(held) + RDY, lambda held: RDY + fin(held) + RDY + RDY])
+def test_an_rdy_that_changes_nothing_may_stand_beside_a_fin(bench: Bench, spelling: Callable[[bytes], bytes]) -> None:
+    """Some clients send one with each FIN."""
+    consumer, seen = consumer_of(bench)
+    for number in range(1, MESSAGES):
+        consumer.post(spelling(seen[-1]))
+        assert bench.server.finishes.reads == number
+        bench.work()
+        seen += ids_of(consumer)
+    assert len(set(seen)) == MESSAGES
+    rdys = spelling(b"").count(RDY)
+    assert bench.server.stats().commands["RDY"] == 1 + rdys * (MESSAGES - 1)
+
+
+def test_an_rdy_alone_that_changes_nothing_is_a_sign_of_life(bench: Bench) -> None:
+    """A client that holds its message for long may send nothing else."""
+    consumer, (held,) = consumer_of(bench)
+    clock = bench.clock
+    for number in range(1, 6):
+        consumer.post(RDY)
+        assert bench.server.finishes.reads == number
+        assert not bench.broker.dirty
+        clock.advance_ms(25_000)
+        bench.server.check_timers()
+        bench.server.finishes.end_turn()
+    assert not consumer.transport.aborted
+    consumer.post(fin(held))
+    assert channel_of(bench).finish_count == 1
+
+
+def test_an_rdy_that_changes_something_goes_through_the_connection(bench: Bench) -> None:
+    consumer, (held,) = consumer_of(bench)
+    consumer.post(b"RDY 2\n" + fin(held))
+    bench.work()
+    seen = ids_of(consumer)
+    assert len(seen) == 2
+    assert bench.server.finishes.reads == 0
+    consumer.post(fin(seen.pop()) + RDY)
+    bench.work()
+    assert bench.server.finishes.reads == 0
+    assert ids_of(consumer) == []  # one is in flight
+    consumer.post(RDY + fin(seen.pop()))
+    bench.work()
+    assert bench.server.finishes.reads == 1
+    assert len(ids_of(consumer)) == 1
+
+
+def test_an_rdy_behind_cls_changes_nothing(bench: Bench) -> None:
+    """What the last one said is not what holds then: the window is 0."""
+    consumer, (held,) = consumer_of(bench)
+    consumer.post(b"CLS\n")
+    consumer.post(RDY + fin(held) + RDY)
+    bench.work()
+    assert [data for kind, data in consumer.frames()] == [b"CLOSE_WAIT"]
+    assert channel_of(bench).finish_count == 1
+    assert channel_of(bench).in_flight_count == 0
 
 
 def test_what_is_common_to_a_turn_is_done_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +217,8 @@ def test_reads_of_large_windows_are_noted(bench: Bench, monkeypatch: pytest.Monk
         noted.clear()
         consumer.send(fin(held.pop()))
         assert noted == [consumer.connection.subscription] * count
-    assert bench.server.finishes.reads == channel_of(bench).finish_count == 3
+    assert channel_of(bench).finish_count == 3
+    assert bench.server.finishes.reads == 4  # with the first RDY, which changes nothing
 
 
 def test_the_loop_looks_for_more_where_that_may_pay(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def send_all(client: socket.socket, data: bytes) -> None:
     client.shutdown(socket.SHUT_WR)
 
 
-@pytest.mark.parametrize("between", [b"RDY 0\n", b"FIN 0123456789abcdeZ\n"], ids=["RDY", "refused FIN"])
+@pytest.mark.parametrize("between", [b"RDY 0\nRDY 1\n", b"FIN 0123456789abcdeZ\n"], ids=["RDY", "refused FIN"])
 def test_others_are_served_while_one_client_floods(broker: testing.RunningBroker, between: bytes) -> None:
     """A flood whose every other command ends a batch is answered whole and in order, with others in between."""
     refusal = b"E_FIN_FAILED FIN 0123456789abcdeZ failed ID not in flight"
