@@ -17,12 +17,14 @@ READ_BYTES = 2048  # small, so that a read that fills the buffer is common
 class Driver:
     """One connection's codec without a connection."""
 
-    def __init__(self, limits: Limits, now_ms: int = 0) -> None:
+    def __init__(self, limits: Limits, now_ms: int = 0, *, keeps_ready: bool = False) -> None:
+        """With ``keeps_ready`` the codec is told of each RDY, as by the server."""
         self.state = State.INIT
         self.reader = Reader(limits, ALLOWED_MASK[self.state], IGNORED_MASK[self.state])
         self.intake = Intake()
         self.receive = ReceiveBuffer(HEADROOM_BYTES, READ_BYTES)
         self.now_ms = now_ms
+        self.keeps_ready = keeps_ready
         self.refused = False
         self.most_held_bytes = 0
 
@@ -68,6 +70,8 @@ class Driver:
                 self._move(Command.SUB)
                 return "SUB", command.topic, command.channel
             case Rdy():
+                if self.keeps_ready:
+                    self.reader.keep_ready(command.count)
                 return "RDY", command.count
             case Cls():
                 self._move(Command.CLS)

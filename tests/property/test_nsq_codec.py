@@ -144,6 +144,37 @@ def test_codec_agrees_with_the_reference_split_anywhere(stream: bytes, cuts: lis
     assert drive(LIMITS, split(stream, cuts), NOW_MS) == expected(stream)
 
 
+same_windows = st.builds(
+    lambda count, end: b"RDY " + count + end, st.sampled_from([b"1", b"2", b"2", b"02", b"2500"]), line_end
+)
+
+
+@given(
+    st.lists(st.one_of(same_windows, same_windows, settles, publishes), max_size=20), st.lists(st.integers(0, 1 << 16))
+)
+@settings(max_examples=300, deadline=None)
+def test_an_rdy_that_changes_nothing_is_counted_and_that_is_all(commands: list[bytes], cuts: list[int]):
+    """Everything else comes as without being told what the last one said."""
+    stream = b"  V2SUB t c\n" + b"".join(commands) + b"CLS\nRDY 2\nRDY 2\n"
+    driver = Driver(LIMITS, NOW_MS, keeps_ready=True)
+    events = [event for piece in split(stream, cuts) for event in driver.feed(piece)]
+    assert changes_of(events) == changes_of(expected(stream))
+    if not driver.refused:
+        assert driver.intake.command_counts()["RDY"] == stream.count(b"RDY")
+
+
+def changes_of(events: list[tuple]) -> list[tuple]:
+    """Return the events without each RDY that says what the one before said."""
+    kept, last = [], -1
+    for event in events:
+        if event[0] == "RDY":
+            if event[1] == last:
+                continue
+            last = event[1]
+        kept.append(event)
+    return kept
+
+
 @given(
     streams(),
     st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=6),
