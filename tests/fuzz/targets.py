@@ -77,9 +77,9 @@ def take_sends(intake: codec.SendIntake, seen: list[Any]) -> None:
     if not intake.sends:
         return
     seen.extend(intake.sent(index) for index in range(intake.sends))
-    intake.encode_failure(1, "no")
-    intake.refuse(0, 17, "no such topic")
-    intake.encode_failure(14, "é" * 100)
+    intake.refuse(0, 17, "é" * 100)
+    intake.batch.queues = [None] * len(intake.batch.destinations)
+    intake.encode_replies(bytes(8))
     intake.clear()
 
 

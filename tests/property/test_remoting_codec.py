@@ -324,7 +324,10 @@ def test_replies_answer_every_send_that_wants_one(frames: list[bytes], host: byt
         ext = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
         ext |= {"msgId": ids, "queueId": str(queue_id + 1), "queueOffset": "0"}
         assert reply == ("command", serialize, 0, "PYTHON", 409, opaque, 1, "", ext, b"")
-    failures = list(reference.decode_stream(reference.ReferenceLimits(topics=set()), intake.encode_failure(14, "no")))
+    intake.batch.queues = [None] * len(intake.batch.queues)
+    for destination in range(len(intake.batch.queues)):
+        intake.refuse(destination, 14, "no")
+    failures = list(reference.decode_stream(reference.ReferenceLimits(topics=set()), intake.encode_replies(host)))
     assert [failure[5] for failure in failures] == [send[0] for send in wanted]
     assert all(failure[2:3] + failure[7:8] == (14, "no") for failure in failures)
 

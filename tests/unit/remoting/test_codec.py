@@ -378,8 +378,6 @@ def test_refused_destinations_do_not_touch_the_others():
     assert replies[3][7]
     intake.clear()
     assert intake.untold() is None
-    failures = drive(Limits(()), [take(send(opaque=5), send(flag=2)).encode_failure(14, "disk full")])
-    assert failures == [("command", 0, 14, "PYTHON", 409, 5, 1, "disk full", region, b"")]
 
 
 def test_replies_need_a_host_and_a_queue_for_each_destination():

@@ -148,8 +148,9 @@ def test_why_a_one_way_send_is_refused_is_logged(rig: RemotingRig, caplog: pytes
     assert bodies(rig, "Good") == [b"b", b"d"]
 
 
-def test_a_full_store_refuses_each_send(rig: RemotingRig) -> None:
-    """Every client is told, and every send is counted."""
+@pytest.mark.parametrize("size", [1, MAX_SHARE_BYTES + 1])
+def test_a_full_store_refuses_each_send(rig: RemotingRig, size: int) -> None:
+    """Every client is told, and every send is counted once: one that was refused before under the code it is told."""
     clients = clients_of(rig, 2, "Orders")
     publish = rig.broker.publish_placed
 
@@ -157,12 +158,15 @@ def test_a_full_store_refuses_each_send(rig: RemotingRig) -> None:
         raise StoreFullError("/data", 1, 2)
 
     rig.broker.publish_placed = full  # type: ignore[method-assign]
-    clients[0].send(send(1, "Orders", b"a") + send(2, "Orders", b"b"))
-    clients[1].send(send(3, "Orders", b"c"))
-    answers = end_turn(rig, clients)
-    assert [sorted(each) for each in answers] == [[1, 2], [3]]
-    assert all(answer.code and "/data" in (answer.remark or "") for each in answers for answer in each.values())
-    assert sum(clients[0].server.counters.refusals.values()) == 3
+    at_once = clients[0].send(send(1, "Orders", bytes(size)) + send(2, "Orders", b"b"))
+    at_once += clients[1].send(send(3, "Orders", bytes(size)) + send(4, "Orders", b"d", queue_id=99))
+    answers = {answer.opaque: answer for answer in at_once}
+    for each in end_turn(rig, clients):
+        answers |= each
+    assert {number: answer.code for number, answer in answers.items()} == {1: 14, 2: 14, 3: 14, 4: 1}
+    assert all("/data" in (answers[number].remark or "") for number in (1, 2, 3))
+    assert "queueId[99]" in (answers[4].remark or "")
+    assert dict(clients[0].server.counters.refusals) == {14: 3, 1: 1}
     rig.broker.publish_placed = publish  # type: ignore[method-assign]
     clients[0].send(send(4, "Orders", b"d"))
     assert end_turn(rig, clients)[0][4].code == 0

@@ -46,16 +46,12 @@ def append_sends(connection: RemotingConnection) -> None:
         batch.born_host = connection.born_host
         batch.born_host_v6 = connection.born_v6
         topics, is_waited_for = place_sends(server, intake)
-        if refused := intake.untold():
-            connection.note_untold(RequestCode.SEND_MESSAGE, *refused)
         try:
             wait = services.broker.publish_placed(batch, topics, is_waited_for=is_waited_for)
         except (RequestError, StoreError) as error:
-            failure = refuse_all(server, intake, error)
-            if refused := intake.untold():
-                connection.note_untold(RequestCode.SEND_MESSAGE, *refused)
-            connection.send(intake.encode_failure(*failure))
-            return
+            topics, wait = refuse_rest(server, intake, error), 0
+        if refused := intake.untold():
+            connection.note_untold(RequestCode.SEND_MESSAGE, *refused)
         shares = zip(batch.totals(), intake.sends_by_destination(), topics, batch.destinations, strict=True)
         server.counters.messages_in += services.count_puts(
             connection.host,
@@ -131,13 +127,14 @@ def place_sends(server: RemotingServer, intake: SendIntake) -> tuple[list[Topic 
     return topics, is_waited_for
 
 
-def refuse_all(server: RemotingServer, intake: SendIntake, error: RequestError | StoreError) -> tuple[int, str]:
-    """Refuse every send, since nothing was appended; return with which code and text."""
-    code, text = code_of(error), str(error)
-    server.counters.refusals[code] += intake.sends
-    for destination in range(len(intake.batch.destinations)):
-        intake.refuse(destination, code, text)
-    return code, text
+def refuse_rest(server: RemotingServer, intake: SendIntake, error: RequestError | StoreError) -> list[Topic | None]:
+    """Refuse every destination that is not refused yet, since nothing was appended; return the topics: none of them."""
+    batch, code = intake.batch, code_of(error)
+    for destination, queue in enumerate(batch.queues):
+        if queue is not None:
+            server.counters.refusals[code] += intake.refuse(destination, code, str(error))
+    batch.queues = [None] * len(batch.queues)
+    return [None] * len(batch.queues)
 
 
 def choose_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, QueueBase]:

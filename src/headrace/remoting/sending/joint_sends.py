@@ -17,7 +17,7 @@ from headrace.errors import RequestError, StoreError
 from headrace.net.connection import Pause
 from headrace.net.joint_turn import MAX_SHARE_BYTES, MEMORY_BYTES, JointTurn
 from headrace.remoting.codes import RequestCode
-from headrace.remoting.sending.intake import log_sends, place_sends, refuse_all
+from headrace.remoting.sending.intake import log_sends, place_sends, refuse_rest
 from headrace.remoting.sending.send_intake import JointIntake
 
 if TYPE_CHECKING:
@@ -79,12 +79,8 @@ class JointSends(JointTurn[Share]):
         try:
             wait = services.broker.publish_placed(batch, topics)
         except (RequestError, StoreError) as error:
-            failure = refuse_all(server, intake, error)
-            for share in shares:
-                if refused := intake.untold(share.first, share.sends):
-                    share.client.note_untold(RequestCode.SEND_MESSAGE, *refused)
-                share.client.answer_joined(0, intake.encode_failure(*failure, share.first, share.sends))
-            return
+            refuse_rest(server, intake, error)
+            wait = 0
         # The clients first: what follows is done while they make their next sends.
         for share in shares:
             replies = intake.encode_replies(services.store_host, share.first, share.sends)

@@ -111,9 +111,6 @@ class SendIntake:
             IndexError: there are not so many.
         """
 
-    def encode_failure(self, code: int, remark: str, first: int = 0, count: int = -1) -> bytes:
-        """Encode the same failure for every send that wants an answer, or for some as ``encode_replies``."""
-
     def clear(self) -> None:
         """Forget the sends; what their bytes were borrowed from may be used again."""
 

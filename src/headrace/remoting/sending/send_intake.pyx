@@ -933,15 +933,6 @@ cdef class SendIntake:
         store_u32(frame + 4, <uint32_t>send.serialize << 24 | <uint32_t>(at - frame - 8))
         return at
 
-    def encode_failure(self, int code, str remark not None, Py_ssize_t first=0, Py_ssize_t count=-1):
-        cdef Py_ssize_t index
-        cdef list failed = []
-        for index in range(first, self.end_of(first, count)):
-            if not self.list[index].is_oneway:
-                failed.append(encode_frame(self.list[index].serialize, code, FLAG_RESPONSE, self.list[index].opaque,
-                                           remark, _REGION, None))
-        return b"".join(failed)
-
     def clear(self):
         """Forget the sends. Memory that one huge batch made grow is given back."""
         cdef Py_ssize_t index
