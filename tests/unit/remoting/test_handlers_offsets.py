@@ -86,6 +86,17 @@ def test_old_queue_is_not(rig: RemotingRig) -> None:
     assert reply.code == 22
 
 
+def test_queue_that_cannot_be_read_now_is_young(rig: RemotingRig) -> None:
+    """remoting.md 5.3: clients of 4.9 take any refusal for "no offset", and begin at the end."""
+    rig.restart()
+    rig.services.memory_bytes = 100
+    folder = rig.store.directory.consume_queues
+    folder.rename(folder.with_name("away"))
+    rig.store.files.close()  # those that are open can be read on
+    assert offset(rig, 14, consumerGroup="G1") == 0
+    folder.with_name("away").rename(folder)
+
+
 def make_again(rig: RemotingRig, topic: str = "T1") -> None:
     """Delete a topic, make it again and send three messages to it."""
     assert rig.peer().ask(215, {"topic": topic}).code == 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker.consumers.groups import require_group_name
 from headrace.broker.pull import find_offset_by_time, store_time
+from headrace.errors import UnreadableError
 from headrace.format.fastjson import ObjectKey
 from headrace.format.names import DECIDED_GROUP
 from headrace.remoting import bodies, fields
@@ -66,7 +67,10 @@ def is_young(services: Services, queue: QueueBase) -> bool:
     """Return whether a new group reads a queue from its beginning, whatever it asks for (remoting.md 4.4, code 14)."""
     if not services.broker.is_whole(queue):
         return False
-    first = queue.entries(queue.min_offset, 1)
+    try:
+        first = queue.entries(queue.min_offset, 1)
+    except UnreadableError:
+        return True  # as in RocketMQ: a refusal is "no offset" to 4.9's clients, which then begin at the queue's end
     return not first or services.broker.store.log.end_offset - first[0][0] <= NEAR_SHARE * services.memory_bytes
 
 
