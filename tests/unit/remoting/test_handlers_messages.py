@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from headrace.broker.topic import TopicConfig
 from headrace.remoting.codec import decode_messages
 from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB
 from headrace.remoting.reply import Reply
+from headrace.store.key_query import KeyMatches
 from tests.support.remoting import (
     RemotingRig,
     physical_offset_of,
@@ -206,6 +208,18 @@ def test_query_by_key(rig: RemotingRig) -> None:
     assert query("K1", _UNIQUE_KEY_QUERY="true").code == 22  # of RocketMQ's answer clients drop what has it in KEYS
     assert query("K3").ext == query("K1").ext
     assert bodies(query("U1", _UNIQUE_KEY_QUERY="true", maxNum=0)) == [b"one"]  # RocketMQ: 32 whatever is asked for
+
+
+def test_query_that_fails_says_what_cannot_be_read(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment that is away is not the index."""
+    peer = rig.peer()
+    peer.ask(310, send_fields("T1", properties={"KEYS": "K1"}), b"one")
+    failed: Future[KeyMatches] = Future()
+    failed.set_exception(FileNotFoundError(2, "No such file or directory", "commitlog/0"))
+    monkeypatch.setattr(rig.store, "find_by_key", lambda _: failed)
+    fields = {"topic": "T1", "key": "K1", "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 2**62}
+    reply = peer.request(12, fields) or peer.answers.pop()
+    assert (reply.code, "commitlog/0" in reply.remark, "index" in reply.remark) == (1, True, False)
 
 
 @pytest.mark.parametrize("fields", [{"topic": "None"}, {"maxNum": 0}, {"maxNum": -1}])

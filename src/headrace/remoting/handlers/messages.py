@@ -140,7 +140,7 @@ def _query_failure(job: Future[KeyMatches]) -> Reply | None:
     if error is None:
         return None
     logger.error("query by key failed error=%s", error)
-    return Reply(ResponseCode.SYSTEM_ERROR, f"the index of keys cannot be read: {error}")
+    return Reply(ResponseCode.SYSTEM_ERROR, f"messages with a key cannot be looked for: {error}")
 
 
 def _query_reply(services: Services, matches: KeyMatches) -> Reply:
