@@ -325,17 +325,10 @@ def test_large_ephemeral_message_does_not_hide_what_follows() -> None:
     assert [len(body) for body in bodies] == [5, 70_000, 5]
 
 
-def test_start_that_cannot_note_clamped_positions_is_refused(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the next crash would bring the old floor back, above what was published meanwhile."""
-    subscription, channel = rig.subscribe("t", "c")
-    rig.publish("t", [b"0", b"1", b"2", b"3"])
-    taken = rig.take(subscription, channel)
-    rig.finish(subscription, channel, [message_id for _, _, message_id in taken])
-    rig.pass_time(2000)
-    lost = rig.store.queue("t", 0).entries(1, 1)[0][0]
+def _lose_without_a_trace(rig: BrokerRig, lost: int) -> None:
+    """Cut the power: it takes the records from a place of the log on, and all that knew of them but the journal."""
     rig.broker._executor.shutdown(wait=True)
     rig.store.abandon()
-    # The power cut took the records, and everything that knew of them but the journal.
     directory = rig.store.directory
     with (directory.commit_log / f"{0:020d}").open("r+b") as file:
         file.seek(lost)
@@ -343,6 +336,16 @@ def test_start_that_cannot_note_clamped_positions_is_refused(rig: BrokerRig, mon
     shutil.rmtree(directory.consume_queues)
     directory.checkpoint.unlink(missing_ok=True)
     directory.durable_mark.write_bytes(bytes(48))
+
+
+def test_start_that_cannot_note_clamped_positions_is_refused(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next crash would bring the old floor back, above what was published meanwhile."""
+    subscription, channel = rig.subscribe("t", "c")
+    rig.publish("t", [b"0", b"1", b"2", b"3"])
+    taken = rig.take(subscription, channel)
+    rig.finish(subscription, channel, [message_id for _, _, message_id in taken])
+    rig.pass_time(2000)
+    _lose_without_a_trace(rig, rig.store.queue("t", 0).entries(1, 1)[0][0])
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -357,6 +360,26 @@ def test_start_that_cannot_note_clamped_positions_is_refused(rig: BrokerRig, mon
     rig.broker._executor.shutdown(wait=True)
     rig.crash()
     assert _bodies(rig, "t", "c") == [b"new"]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_snapshot_from_before_clamped_positions_is_not_kept_beneath_the_next(rig: BrokerRig, is_killed: bool) -> None:
+    """What it calls finished are other messages by now: they were lost where the next snapshot was damaged."""
+    subscription, channel = rig.subscribe("t", "c")
+    rig.publish("t", [b"0", b"1", b"2", b"3"])
+    rig.finish(subscription, channel, [message_id for _, _, message_id in rig.take(subscription, channel)])
+    rig.broker._states.write_all()
+    _lose_without_a_trace(rig, rig.store.queue("t", 0).entries(1, 1)[0][0])
+    rig._open()
+    if is_killed:
+        rig.crash()
+    rig.publish("t", [b"new 1", b"new 2", b"new 3"])
+    rig.broker._states.write_all()
+    rig.store.abandon()
+    path = rig.store.directory.channels / "snapshot"
+    path.write_bytes(path.read_bytes()[:-40])
+    rig._open()
+    assert _bodies(rig, "t", "c")[-3:] == [b"new 1", b"new 2", b"new 3"]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,9 @@ class Channel:
     def restored_damaged_count(self) -> int:
         """States given to restore() that could not be read to their end."""
     @property
+    def was_cut(self) -> bool:
+        """Whether states given to restore(), or the end of a queue since, took back what states before them say."""
+    @property
     def ready_subscriptions(self) -> list[Subscription]:
         """Subscriptions that can take a message now; a different one comes first each time."""
     @property

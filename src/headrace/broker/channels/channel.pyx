@@ -147,6 +147,10 @@ cdef class Channel:
         return (<RestoredState>self.restored).damaged if self.restored is not None else 0
 
     @property
+    def was_cut(self):
+        return bool(self.cuts) or (self.restored is not None and (<RestoredState>self.restored).was_cut)
+
+    @property
     def memory_bytes(self):
         cdef ChannelQueue queue
         cdef int64_t total = self.in_flight.memory_bytes + self.deferred.memory_bytes

@@ -118,6 +118,8 @@ class ChannelTable:
                 logger.warning(
                     "channel positions beyond the log dropped topic=%s channel=%s count=%d", topic.name, name, dropped
                 )
+        if channel.was_cut:
+            self._states.replace_all()
         for gap_start, gap_end in entry.gaps:
             for queue, first, last in zip(topic.queues, gap_start, gap_end, strict=True):
                 channel.skip_range(queue.queue_id, first, min(last, queue.next_offset))

@@ -225,6 +225,7 @@ class ChannelJournal:
         self._snapshot_bytes = 0
         self._incomplete = False  # changes are missing from the journal: only a snapshot helps
         self._directory_synced = True
+        self._keeps_previous = True  # the next snapshot keeps the one before it
         self._serves_snapshot = False  # the open journal has all that changed since it was begun for a snapshot to come
         self._is_unsynced = False  # the open journal has changed since a sync began
         self._snapshot_file: BinaryIO | None = None  # being written, from begin_compaction() on
@@ -428,6 +429,10 @@ class ChannelJournal:
 
     # ---- compaction
 
+    def replace_all(self) -> None:
+        """Have a new snapshot made soon, and keep none from before: some of what that says was taken back since."""
+        self._incomplete, self._keeps_previous = True, False
+
     def begin_compaction(self) -> None:
         """Turn to a new journal and begin a new snapshot; the channels' snapshots are to be taken after this.
 
@@ -485,12 +490,14 @@ class ChannelJournal:
                 require_in_place(self._directory)
                 if self._snapshot_path.exists():
                     self._previous_path.unlink(missing_ok=True)
-                    self._previous_path.hardlink_to(self._snapshot_path)
+                    if self._keeps_previous:
+                        self._previous_path.hardlink_to(self._snapshot_path)
                 self._temporary_path.rename(self._snapshot_path)
                 sync_folder(self._directory)
             except OSError as exc:
                 raise self._snapshot_refused(exc) from exc
             self._snapshot_file = None
+            self._keeps_previous = True
             self._serves_snapshot = False
             self._snapshot_bytes = size
             self._size_before = 0

@@ -84,6 +84,10 @@ class JournalWriter:
         """Note that a channel may have changes to write."""
         self._changed[channel] = None
 
+    def replace_all(self) -> None:
+        """Have a snapshot soon take the place of all there is: some of what it says was taken back."""
+        self._journal.replace_all()
+
     def forget(self, channel: Channel, key: int) -> None:
         """Drop the state of a channel that is deleted."""
         self._changed.pop(channel, None)

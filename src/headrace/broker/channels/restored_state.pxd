@@ -13,6 +13,7 @@ cdef class RestoredState:
     cdef StateWriter entries            # MessageEntry, the latest of each message
     cdef OffsetMap by_offset            # physical_offset -> index in entries
     cdef int64_t now_ms
+    cdef bint was_cut                   # a state took back what those before it say
     cdef readonly int damaged           # states that could not be read to their end
     cdef int apply(self, bytes state) except -1
     cdef int apply_sections(self, StateReader reader) except -1

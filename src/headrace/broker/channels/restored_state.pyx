@@ -60,6 +60,7 @@ cdef class RestoredState:
             elif section == SECTION_FULL_PAGE:
                 finished.add_page(reader.take_i64())
             elif section == SECTION_CUT:
+                self.was_cut = True
                 end = reader.take_i64()
                 finished.truncate(end)
                 self.cut_entries(queue_id, end)
