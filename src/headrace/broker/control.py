@@ -38,6 +38,7 @@ class ControlRecords:
 
         Raises:
             SideFileError: the saved form is damaged and the log no longer reaches back to the first change.
+            OSError: it is ahead of the log, and that it is not any more cannot be written.
         """
         self.catalog = Catalog()
         self.last_change = 0
@@ -70,6 +71,7 @@ class ControlRecords:
                 "catalog ahead of the log, clamped applied=%d end=%d", self.catalog.applied_offset, queue.next_offset
             )
             self.catalog.applied_offset = queue.next_offset
+            self.save()  # now: the next start would take as many changes from now on for applied
         offset = self.catalog.applied_offset
         while offset < queue.next_offset:
             entries = queue.entries(offset, 512)

@@ -362,6 +362,19 @@ def test_start_that_cannot_note_clamped_positions_is_refused(rig: BrokerRig, mon
     assert _bodies(rig, "t", "c") == [b"new"]
 
 
+def test_changes_behind_a_catalog_that_was_ahead_of_the_log_count(rig: BrokerRig) -> None:
+    """Its number of changes stayed in the file: as many new ones, answered as made, were gone after a kill."""
+    for name in ("a", "b", "c"):
+        rig.broker.ensure_topic(name)
+    rig.broker._control.save()
+    rig.store.flush()
+    _lose_without_a_trace(rig, rig.store.queue("%SYS%CONTROL", 0).entries(1, 1)[0][0])
+    rig._open()
+    rig.subscribe("d", "channel")
+    rig.crash()
+    assert list(rig.broker.topics["d"].channels) == ["channel"]
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_snapshot_from_before_clamped_positions_is_not_kept_beneath_the_next(rig: BrokerRig, is_killed: bool) -> None:
     """What it calls finished are other messages by now: they were lost where the next snapshot was damaged."""

@@ -128,6 +128,7 @@ class DelayLevels:
 
         Raises:
             SideFileError: the noted cursors are damaged, and so is their copy.
+            OSError: some lie beyond the log, and that they do not any more cannot be written.
         """
         self.counters = DelayCounters()
         self._broker = broker
@@ -149,6 +150,9 @@ class DelayLevels:
         self._topic = topic
         # What was noted about levels that the setting has no more: it may have them again.
         self._unused = {number: cursor for number, cursor in cursors.items() if number > len(delays)}
+        if self.counters.clamped:
+            # Now: a kill would bring the old ones back, above what is delayed from now on.
+            writer.write_now(encode_cursors(self.cursors))
         for queue in topic.queues[len(delays) :]:
             left = queue.next_offset - self._unused.get(queue.queue_id + 1, 0)
             if left > 0:

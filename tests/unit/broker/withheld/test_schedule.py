@@ -388,6 +388,21 @@ def test_a_cursor_beyond_the_log_is_clamped(rig: MessagingRig) -> None:
     assert rig.bodies("T") == [b"x"]
 
 
+def test_a_clamped_cursor_is_on_disk_before_anything_is_delayed(rig: MessagingRig) -> None:
+    """A kill brought the old one back: messages that were delayed meanwhile stood in front of it, and never came."""
+    rig.restart()
+    rig.kill()
+    (rig.config / "delayOffset.json").write_bytes(b'{"offsetTable":{1:5000,2:0}}')
+    rig._open()
+    rig.levels.put(rig.message("T", b"x"), 1)
+    rig.pass_time(100)
+    rig.store.flush()
+    rig.kill()
+    rig._open()
+    rig.pass_time(1100)
+    assert rig.bodies("T") == [b"x"]
+
+
 def test_rocketmqs_file_is_read(rig: MessagingRig) -> None:
     """remoting.md 3.11, 1.8: Java writes it with bare integer keys and white space; fastjson takes numbers as texts."""
     for number in range(4):
