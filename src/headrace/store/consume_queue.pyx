@@ -438,7 +438,7 @@ cdef class ConsumeQueue(QueueBase):
 
     def load(self, int64_t synced_physical_offset):
         cdef int64_t file_bytes = self.files.file_bytes
-        cdef int64_t low, high, middle
+        cdef int64_t low, high, middle, at
         names = sorted(name for name in os.listdir(self.directory) if is_offset_name(name))
         low = 0 if not names else int(names[0]) // ENTRY_BYTES
         high = 0 if not names else (int(names[len(names) - 1]) + file_bytes) // ENTRY_BYTES
@@ -447,15 +447,18 @@ cdef class ConsumeQueue(QueueBase):
         cdef bint is_filler = False
         # Entries below the checkpoint are a prefix: find its end by halving.
         while low < high:
-            middle = (low + high) // 2
-            raw = self._read_file_bytes(middle, 1)
+            middle = at = (low + high) // 2
+            raw = self._read_file_bytes(at, 1)
+            if load_i32(<const uint8_t*><bytes>raw + 8) == FILLER_BYTES:    # the record in front of it says where it is
+                at = self._behind_last_record(low, middle) - 1
+                raw = self._read_file_bytes(max(at, 0), 1)
             size = load_i32(<const uint8_t*><bytes>raw + 8)
             position = load_i64(<const uint8_t*><bytes>raw)
-            if size > 0 and (size == FILLER_BYTES or position < synced_physical_offset):
+            if at < low or (size > 0 and position < synced_physical_offset):
                 low = middle + 1
-                is_filler = size == FILLER_BYTES
+                is_filler = at < middle
             else:
-                high = middle
+                high = at
         if is_filler:
             low = self._behind_last_record(self.first_offset, low)  # as checkpoints count
         self._reset(low)

@@ -6,6 +6,7 @@ below. Ref: docs/formats/consume-queue.md, "Entry".
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
@@ -267,3 +268,23 @@ def test_fillers_that_a_kill_leaves_at_the_end_count_as_issued(make_bench: MakeB
     store.abandon()
     bench.open()
     assert bench.append("t", b"new")[0][1] == 5030
+
+
+def test_fillers_above_the_checkpoint_have_no_start_read_the_whole_log(
+    bench: StoreBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were taken for entries below it, and with them the records in front of them."""
+    bench.append("t", *[b"%d" % number for number in range(30)])
+    bench.store.checkpoints.write_all(bench.store.log.end_offset, clean=False)
+    bench.append("t", *[b"%d" % number for number in range(30, 40)])
+    bench.crash()
+    bench.open()
+    queue = bench.store.queue("t", 0)
+    bench.store.go_on_above(queue, 100)
+    queue.write_out()  # a checkpoint that a kill kept from its note
+    bench.crash()
+    with caplog.at_level(logging.WARNING):
+        bench.open()
+    assert "rebuilt from the whole log" not in caplog.text
+    assert list(bench.messages("t").values()) == [b"%d" % number for number in range(40)]
+    assert bench.store.queue("t", 0).next_offset == 100
