@@ -97,6 +97,19 @@ def test_queue_that_cannot_be_read_now_is_young(rig: RemotingRig) -> None:
     folder.with_name("away").rename(folder)
 
 
+def test_a_queue_whose_first_messages_were_lost_is_as_young_as_its_first_one(rig: RemotingRig) -> None:
+    """What stands in their places in the queue has no place in the log, and was taken for its beginning."""
+    rig.peer().ask(310, send_fields("T2"), b"lost")
+    queue = rig.store.queue("T2", 0)
+    rig.store.flush()
+    queue.forget_from(queue.position_of(0))
+    rig.peer().ask(310, send_fields("T2"), b"kept")
+    distance = rig.store.log.end_offset - queue.position_of(1)
+    rig.services.memory_bytes = 3 * distance
+    assert offset(rig, 14, consumerGroup="G1", topic="T2") == 0
+    assert rig.peer().ask(14, QUEUE | {"consumerGroup": "G1"}).code == 22
+
+
 def make_again(rig: RemotingRig, topic: str = "T1") -> None:
     """Delete a topic, make it again and send three messages to it."""
     assert rig.peer().ask(215, {"topic": topic}).code == 0

@@ -15,6 +15,7 @@ from headrace.broker.pull import find_offset_by_time, store_time
 from headrace.errors import UnreadableError
 from headrace.format.fastjson import ObjectKey
 from headrace.format.names import DECIDED_GROUP
+from headrace.format.queue_entry import FILLER_BYTES
 from headrace.remoting import bodies, fields
 from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.checks import visible_topic
@@ -38,6 +39,10 @@ _TO_THE_END: Final = -1
 
 NEAR_SHARE: Final = 0.4
 """A queue counts as young while its first message is within this share of the memory behind the log's end."""
+
+
+_FILLERS_AT_MOST: Final = 4_096
+"""Lost messages at a queue's beginning behind which its first one is looked for."""
 
 
 def find_queue(services: Services, command: Command) -> QueueBase | None:
@@ -69,6 +74,8 @@ def is_young(services: Services, queue: QueueBase) -> bool:
         return False
     try:
         first = queue.entries(queue.min_offset, 1)
+        if first and first[0][1] == FILLER_BYTES:
+            first = [entry for entry in queue.entries(queue.min_offset, _FILLERS_AT_MOST) if entry[1] != FILLER_BYTES]
     except UnreadableError:
         return True  # as in RocketMQ: a refusal is "no offset" to 4.9's clients, which then begin at the queue's end
     return not first or services.broker.store.log.end_offset - first[0][0] <= NEAR_SHARE * services.memory_bytes
