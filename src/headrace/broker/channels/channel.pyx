@@ -820,6 +820,7 @@ cdef class Channel:
                 restored.damaged += 1
                 logger.warning("channel state damaged topic=%s channel=%s error=%s effect=%s", self.topic_name,
                                self.name, exc, "messages it recorded as finished may be delivered again")
+        restored.part_by_queue()
         restored.now_ms = now_ms
         self.restored = restored
 
@@ -830,7 +831,7 @@ cdef class Channel:
         cdef MessageEntry* entries
         cdef int64_t end = max(queue.next_offset, queue.visible_offset)
         cdef int64_t clamped = 0
-        cdef Py_ssize_t i, others = 0       # entries of queues that are still to come
+        cdef Py_ssize_t i, first, behind
         added.queue = queue
         added.log = queue.log
         added.queue_id = queue.queue_id
@@ -851,11 +852,9 @@ cdef class Channel:
             return 0
         seen = added.finished.copy()
         entries = <MessageEntry*>restored.entries.data
-        for i in range(restored.entries.size // <Py_ssize_t>sizeof(MessageEntry)):
+        first, behind = restored.first_of(queue.queue_id), restored.first_of(queue.queue_id + 1)
+        for i in range(first, behind):
             if entries[i].due_ms == DEAD_MS:
-                continue
-            if <int64_t>(entries[i].place & 0xFFFF) != queue.queue_id:
-                others += 1
                 continue
             if <int64_t>(entries[i].place >> 16) >= end:
                 clamped += 1
@@ -864,15 +863,14 @@ cdef class Channel:
                     self.deferred.add(restored.now_ms, &entries[i])
                 else:
                     self.ready.push(entries[i].where, entries[i].place)
-            entries[i].due_ms = DEAD_MS         # those of queues that come later remain
         added.cursor = seen.floor
         if seen.ahead:
             added.seen = seen
         if clamped:
             self.cuts.append((queue.queue_id, end))
-        if others == 0:
+        restored.left -= behind - first
+        if restored.left == 0:
             restored.entries = StateWriter()
-            restored.by_offset.clear()
         return clamped
 
     cdef int redeliver_unknown(self) except -1:

@@ -11,7 +11,10 @@ cdef enum:
 cdef class RestoredState:
     cdef dict positions                 # queue_id -> FinishedSet
     cdef StateWriter entries            # MessageEntry, the latest of each message
-    cdef OffsetMap by_offset            # physical_offset -> index in entries
+    cdef OffsetMap by_offset            # physical_offset -> index in entries, until part_by_queue()
+    cdef int64_t* firsts                # of each queue up to the highest: its first entry, and behind them all the end
+    cdef int64_t queues
+    cdef int64_t left                   # entries of queues that are still to come
     cdef int64_t now_ms
     cdef bint was_cut                   # a state took back what those before it say
     cdef readonly int damaged           # states that could not be read to their end
@@ -19,4 +22,6 @@ cdef class RestoredState:
     cdef int apply_sections(self, StateReader reader) except -1
     cdef int apply_entries(self, StateReader reader) except -1
     cdef int cut_entries(self, uint64_t queue_id, uint64_t end) except -1
+    cdef int part_by_queue(self) except -1
+    cdef int64_t first_of(self, int64_t queue_id) noexcept
     cdef FinishedSet finished_of(self, int queue_id)

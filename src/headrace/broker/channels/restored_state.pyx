@@ -4,6 +4,7 @@ Finished offsets only ever join, so states may be applied twice; of a message's 
 """
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from headrace.broker.channels.channel_state cimport (
@@ -21,6 +22,9 @@ cdef class RestoredState:
         self.positions = {}
         self.entries = StateWriter()
         self.by_offset = OffsetMap()
+
+    def __dealloc__(self):
+        free(self.firsts)
 
     cdef FinishedSet finished_of(self, int queue_id):
         finished = self.positions.get(queue_id)
@@ -90,3 +94,39 @@ cdef class RestoredState:
             if entries[i].place & 0xFFFF == queue_id and entries[i].place >> 16 >= end:
                 entries[i].due_ms = DEAD_MS
         return 0
+
+    cdef int part_by_queue(self) except -1:
+        """Put the entries of each queue together, in their order: behind the last state, before the first queue."""
+        cdef MessageEntry* entries = <MessageEntry*>self.entries.data
+        cdef MessageEntry* parted
+        cdef StateWriter writer
+        cdef int64_t i, queue_id, at = 0
+        self.left = self.entries.size // <Py_ssize_t>sizeof(MessageEntry)
+        self.by_offset.clear()
+        if self.left == 0:
+            return 0
+        for i in range(self.left):
+            self.queues = max(self.queues, <int64_t>(entries[i].place & 0xFFFF) + 1)
+        self.firsts = <int64_t*>calloc(self.queues + 1, sizeof(int64_t))
+        if self.firsts == NULL:
+            raise MemoryError("cannot part a channel's waiting messages by queue")
+        for i in range(self.left):
+            self.firsts[(entries[i].place & 0xFFFF) + 1] += 1
+        for queue_id in range(self.queues):
+            self.firsts[queue_id + 1] += self.firsts[queue_id]
+        if self.queues == 1:
+            return 0
+        writer = StateWriter()
+        parted = <MessageEntry*>writer.reserve(self.entries.size)
+        for i in range(self.left):
+            queue_id = <int64_t>(entries[i].place & 0xFFFF)
+            parted[self.firsts[queue_id]] = entries[i]
+            self.firsts[queue_id] += 1      # in the end where the next queue's begin
+        for queue_id in range(self.queues):
+            at, self.firsts[queue_id] = self.firsts[queue_id], at
+        self.entries = writer
+        return 0
+
+    cdef int64_t first_of(self, int64_t queue_id) noexcept:
+        """Return where the entries of a queue begin, and those of the one before it end."""
+        return self.firsts[min(queue_id, self.queues)] if self.firsts != NULL else 0
