@@ -71,6 +71,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.model = Model()
         self.subscriptions: list[Subscription] = []
         self.parts: Iterator[bytes] | None = None
+        self.noted_since: set[Place] = set()
         self.begun_notes: dict[Place, tuple[int, int]] = {}
         self.directory = tempfile.TemporaryDirectory()
         self.journal = ChannelJournal(Path(self.directory.name))
@@ -266,22 +267,32 @@ class ChannelMachine(RuleBasedStateMachine):
         self.take_changes()  # as the journal's writer does: behind the snapshot it would say again what was due before
         self.journal.begin_compaction()
         self.parts = self.bench.channel.snapshot_parts(3)
-        self.journal.add_to_snapshot([(KEY, next(self.parts))])
+        self.noted_since = set()
         self.begun_notes = {
+            place: (0, message.attempts) for place, message in self.model.messages.items() if message.state == "ready"
+        }
+        self._take_part()
+
+    def _take_part(self) -> bool:
+        """Write a part, the last of which has what is in flight then; return whether there was one."""
+        assert self.parts is not None
+        part = next(self.parts, None)
+        if part is None:
+            return False
+        self.journal.add_to_snapshot([(KEY, part)])
+        self.begun_notes |= {
             place: (0, message.attempts)
             for place, message in self.model.messages.items()
-            if message.state in ("flight", "ready")
+            if message.state == "flight" and place not in self.noted_since
         }
+        return True
 
     @precondition(lambda self: self.parts is not None)
     @rule(count=st.integers(1, 5), finish=st.booleans())
     def go_on_with_parts(self, count: int, finish: bool) -> None:
-        assert self.parts is not None
         for _ in range(1_000_000 if finish else count):
-            part = next(self.parts, None)
-            if part is None:
+            if not self._take_part():
                 break
-            self.journal.add_to_snapshot([(KEY, part)])
         else:
             return
         self.take_changes()
@@ -294,6 +305,7 @@ class ChannelMachine(RuleBasedStateMachine):
     def _note(self, place: Place, noted: tuple[int, int]) -> None:
         self.model.messages[place].noted = noted
         self.begun_notes.pop(place, None)
+        self.noted_since.add(place)
 
     def _record(self) -> None:
         self.model.recorded = {

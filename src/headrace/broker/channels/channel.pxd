@@ -105,7 +105,8 @@ cdef class Channel:
     cpdef int64_t next_due_ms(self)
     cpdef bint has_ready(self)
     cdef int write_waiting(self, StateWriter writer) except -1
-    cdef int write_near(self, StateWriter writer) except -1
+    cdef int write_ready(self, StateWriter writer, int64_t first, int64_t end) except -1
+    cdef int write_in_flight(self, StateWriter writer) except -1
     cdef int take_waiting(self, bytes sections, int64_t now_ms) except -1
     cdef StateWriter begin_state(self)
     cdef int redeliver_unknown(self) except -1

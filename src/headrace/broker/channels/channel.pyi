@@ -183,7 +183,7 @@ class Channel:
     def snapshot(self) -> bytes:
         """Return the whole state. What is in flight is recorded as ready, with its attempts."""
     def snapshot_parts(self, entries: int = 65_536) -> Iterator[bytes]:
-        """Yield the whole state in parts of about ``entries`` deferred messages.
+        """Yield the whole state in parts of about ``entries`` messages that wait; what is in flight is in the last.
 
         The channel may go on between the parts: restore() wants all parts, in order, and then the changes taken
         since before the first part. Beginning anew ends an older iteration's use.

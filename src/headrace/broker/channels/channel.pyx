@@ -212,7 +212,7 @@ cdef class Channel:
             self.evict(queue)
             there += queue.queue.next_offset - queue.finished.floor
         # Not where some are in files, and not in the middle of a snapshot, which knows what is there.
-        if self.deferred.count > 2 * there + FORGET_LEAST and not self.deferred.spilled and not self.deferred.unsaved:
+        if self.deferred.count > 2 * there + FORGET_LEAST and not self.deferred.spilled and not self.deferred.is_saving():
             waiting = StateWriter()
             self.deferred.write_all(waiting)
             self.deferred.clear()
@@ -476,6 +476,7 @@ cdef class Channel:
         cdef Py_ssize_t i
         cdef Py_ssize_t unread_from = batch.count
         cdef int32_t slot
+        cdef uint64_t where, place
         while unread_from > first:
             slot = self.in_flight.find(batch.views[unread_from - 1].physical_offset)
             if slot < 0:
@@ -494,8 +495,10 @@ cdef class Channel:
             entry = &self.in_flight.entries[slot]
             if i < unread_from:
                 queue = <ChannelQueue>self.queues[entry.queue]
-                self.ready.push(<uint64_t>entry.physical_offset << 16 | <uint64_t>(entry.attempts - 1),
-                                <uint64_t>entry.queue_offset << 16 | <uint64_t>queue.queue_id)
+                where = <uint64_t>entry.physical_offset << 16 | <uint64_t>(entry.attempts - 1)
+                place = <uint64_t>entry.queue_offset << 16 | <uint64_t>queue.queue_id
+                self.ready.push(where, place)
+                self.note(0, where, place)      # a snapshot in parts may have come past its old place
             if entry.attempts > 1:
                 self.redelivered_count -= 1
             self.in_flight.remove(&subscription.waiting, slot)
@@ -725,21 +728,29 @@ cdef class Channel:
     cdef int write_waiting(self, StateWriter writer) except -1:
         """Write everything that is deferred, ready again or in flight."""
         self.deferred.write_all(writer)
-        return self.write_near(writer)
+        self.write_ready(writer, self.ready.taken, self.ready.taken + self.ready.count)
+        return self.write_in_flight(writer)
 
-    cdef int write_near(self, StateWriter writer) except -1:
-        """Write everything that is ready again or in flight."""
+    cdef int write_ready(self, StateWriter writer, int64_t first, int64_t end) except -1:
+        """Write what is ready again, of the messages that ever were those from ``first`` on that are left."""
+        cdef StateWriter entries = StateWriter()
+        cdef MessageEntry* entry
+        cdef int64_t i
+        for i in range(max(first, self.ready.taken), end):
+            entry = <MessageEntry*>entries.reserve(sizeof(MessageEntry))
+            entry.due_ms = 0
+            entry.where = self.ready.at(i - self.ready.taken).where
+            entry.place = self.ready.at(i - self.ready.taken).place
+        writer.put_entries(<MessageEntry*>entries.data, entries.size // <Py_ssize_t>sizeof(MessageEntry))
+        return 0
+
+    cdef int write_in_flight(self, StateWriter writer) except -1:
+        """Write everything that is in flight."""
         cdef Subscription subscription
         cdef StateWriter entries = StateWriter()
         cdef MessageEntry* entry
         cdef InFlight* in_flight
-        cdef Py_ssize_t i
         cdef int32_t slot
-        for i in range(self.ready.count):
-            entry = <MessageEntry*>entries.reserve(sizeof(MessageEntry))
-            entry.due_ms = 0
-            entry.where = self.ready.at(i).where
-            entry.place = self.ready.at(i).place
         for subscription in self.subscriptions + self.orphans:
             slot = subscription.waiting.head
             while slot >= 0:
@@ -787,16 +798,27 @@ cdef class Channel:
 
     def snapshot_parts(self, Py_ssize_t entries=65_536):
         cdef StateWriter writer = self.begin_state()
+        cdef int64_t at = self.ready.taken
+        cdef int64_t end = at + self.ready.count
+        cdef int64_t number = self.deferred.begin_save()
         cdef bint more = True
-        self.write_near(writer)
-        self.deferred.begin_save(writer)
-        while more:
-            more = self.deferred.save_some(writer, entries)
-            state = writer.finish()
-            writer = StateWriter()
-            writer.put_u8(STATE_SNAPSHOT)
-            writer.put_u8(STATE_VERSION)
-            yield state
+        try:
+            while more:
+                at = max(at, self.ready.taken)      # what left meanwhile is in flight, or noted since
+                if at < end:
+                    self.write_ready(writer, at, min(at + entries, end))
+                    at += entries
+                else:
+                    more = self.deferred.save_some(writer, entries)
+                    if not more:
+                        self.write_in_flight(writer)
+                state = writer.finish()
+                writer = StateWriter()
+                writer.put_u8(STATE_SNAPSHOT)
+                writer.put_u8(STATE_VERSION)
+                yield state
+        finally:
+            self.deferred.end_save(number)
 
     cdef StateWriter begin_state(self):
         """Return a snapshot's beginning: positions and finished offsets."""

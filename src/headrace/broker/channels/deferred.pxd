@@ -40,7 +40,9 @@ cdef class DeferredSet:
     cdef int64_t[4] ends                    # level n holds what is due in [ends[n], ends[n + 1]) by the time it comes
     cdef int64_t[4] next_start              # lowest start of a bucket of the level; INT64_MAX: none
     cdef list unsaved                       # buckets that a snapshot in parts has still to write
-    cdef StateWriter carried                # entries that left such a bucket meanwhile
+    cdef Py_ssize_t unsaved_heap            # ... and how many entries of the heap, the first ones
+    cdef StateWriter carried                # entries that left these meanwhile
+    cdef int64_t saves                      # snapshots in parts begun
     cdef bint warned
     cdef void _set_horizon(self, int64_t now_ms) noexcept
     cdef int add(self, int64_t now_ms, const MessageEntry* entry) except -1
@@ -52,11 +54,13 @@ cdef class DeferredSet:
     cdef Py_ssize_t _move(self, Bucket bucket, Py_ssize_t most) except -1
     cdef int _carry(self, const MessageEntry* entry) except -1
     cdef void _free_first(self, Bucket bucket) noexcept
-    cdef bint pop_due(self, int64_t now_ms, MessageEntry* into) noexcept
+    cdef bint pop_due(self, int64_t now_ms, MessageEntry* into) except -1
     cdef int64_t next_due_ms(self) noexcept
     cdef int write_all(self, StateWriter writer) except -1
-    cdef int begin_save(self, StateWriter writer) except -1
+    cdef int64_t begin_save(self) except -1
     cdef bint save_some(self, StateWriter writer, Py_ssize_t most) except -1
+    cdef int end_save(self, int64_t number) except -1
+    cdef bint is_saving(self) noexcept
     cdef int clear(self) except -1
     cdef int _spill_some(self) except -1
     cdef void trim(self) noexcept

@@ -74,6 +74,7 @@ cdef class DeferredSet:
         self.opening_count = 0
         self.recent = None
         self.unsaved = []
+        self.unsaved_heap = 0
         self.carried = StateWriter()
         for level in range(LEVELS):
             self.ends[level] = 0
@@ -174,6 +175,8 @@ cdef class DeferredSet:
             parent = (at - 1) >> 1
             if self.heap[parent].due_ms <= entry.due_ms:
                 break
+            if parent < self.unsaved_heap <= at:
+                self._carry(&self.heap[parent])
             self.heap[at] = self.heap[parent]
             at = parent
         self.heap[at] = entry[0]
@@ -274,12 +277,15 @@ cdef class DeferredSet:
         memcpy(self.carried.reserve(sizeof(MessageEntry)), entry, sizeof(MessageEntry))
         return 0
 
-    cdef bint pop_due(self, int64_t now_ms, MessageEntry* into) noexcept:
+    cdef bint pop_due(self, int64_t now_ms, MessageEntry* into) except -1:
         """Take the earliest entry if it is due."""
         if self.heap_count == 0 or self.heap[0].due_ms > now_ms:
             return False
         into[0] = self.heap[0]
+        if self.unsaved_heap:
+            self._carry(into)
         self._pop_heap()
+        self.unsaved_heap = min(self.unsaved_heap, self.heap_count)
         self.count -= 1
         self.in_memory -= 1
         return True
@@ -319,31 +325,53 @@ cdef class DeferredSet:
                                            len(block) // <Py_ssize_t>sizeof(MessageEntry))
         return 0
 
-    cdef int begin_save(self, StateWriter writer) except -1:
-        """Begin to write every entry in parts; the set may change between the parts.
+    cdef int64_t begin_save(self) except -1:
+        """Begin to write every entry in parts, by save_some(); return the number to end it with.
 
-        The heap is written at once, the buckets by save_some(). An entry that moves out of a bucket not yet written
-        is carried along to the next part; new entries are the caller's to note. Entries may be written twice.
+        The set may change between the parts. An entry that moves out of what is not yet written, a bucket or the front
+        of the heap, is carried along to the next part; new entries are the caller's to note. Entries may be written
+        twice.
         """
         cdef Bucket bucket
         self.unsaved = []
+        self.unsaved_heap = self.heap_count
         self.carried = StateWriter()
-        writer.put_entries(self.heap, self.heap_count)
+        self.saves += 1
         for buckets in [level.values() for level in self.levels] + self.opening:
             for bucket in buckets:
                 bucket.unsaved = True
                 bucket.save_at = bucket.chunks
                 bucket.save_blocks = None
                 self.unsaved.append(bucket)
+        return self.saves
+
+    cdef int end_save(self, int64_t number) except -1:
+        """Carry nothing along any more, unless another save was begun since."""
+        cdef Bucket bucket
+        if number != self.saves:
+            return 0
+        for bucket in self.unsaved:
+            bucket.unsaved = False
+            bucket.save_blocks = None
+        self.unsaved = []
+        self.unsaved_heap = 0
+        self.carried = StateWriter()
         return 0
+
+    cdef bint is_saving(self) noexcept:
+        return self.unsaved_heap > 0 or len(self.unsaved) > 0
 
     cdef bint save_some(self, StateWriter writer, Py_ssize_t most) except -1:
         """Write about ``most`` more entries; False when there are no more."""
         cdef Bucket bucket
         cdef bytes block
-        cdef Py_ssize_t written = 0
+        cdef Py_ssize_t written = min(self.unsaved_heap, most)
         writer.put_entries(<MessageEntry*>self.carried.data, self.carried.size // <Py_ssize_t>sizeof(MessageEntry))
         self.carried = StateWriter()
+        self.unsaved_heap -= written        # from its end: what comes forward in the heap stays among those to write
+        writer.put_entries(self.heap + self.unsaved_heap, written)
+        if self.unsaved_heap:
+            return True
         while self.unsaved:
             bucket = self.unsaved[len(self.unsaved) - 1]
             while bucket.unsaved:

@@ -1,6 +1,6 @@
 # A ring of messages that were delivered or deferred before and are ready again.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 cdef struct ReadyEntry:
     uint64_t where              # physical_offset << 16 | attempts
@@ -11,6 +11,7 @@ cdef class ReadyRing:
     cdef Py_ssize_t capacity    # a power of two, or 0
     cdef Py_ssize_t head
     cdef readonly Py_ssize_t count
+    cdef int64_t taken          # messages that have left it since it was made
     cdef int _resize(self, Py_ssize_t capacity) except -1
     cdef int push(self, uint64_t where, uint64_t place) except -1
     cdef ReadyEntry* at(self, Py_ssize_t index) noexcept

@@ -36,6 +36,7 @@ cdef class ReadyRing:
     cdef void pop(self) noexcept:
         self.head = (self.head + 1) & (self.capacity - 1)
         self.count -= 1
+        self.taken += 1
 
     cdef int trim(self) except -1:
         """Give back memory that is mostly unused."""
@@ -48,4 +49,5 @@ cdef class ReadyRing:
     cdef void clear(self) noexcept:
         free(self.entries)
         self.entries = NULL
+        self.taken += self.count
         self.capacity = self.head = self.count = 0

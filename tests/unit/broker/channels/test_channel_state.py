@@ -343,6 +343,53 @@ def test_snapshot_in_parts_while_time_passes(tmp_path, seed: int) -> None:
     assert taken | finished == set(ids)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_snapshot_in_parts_of_what_is_ready_or_due_soon(seed: int) -> None:
+    """All that was delivered before comes with an attempt more, and not early, whatever moved between the parts."""
+    draw = random.Random(seed)
+    bench = Bench()
+    ids = bench.publish(600)
+    sub = bench.subscribe(600, msg_timeout_ms=10**9)
+    bench.take(sub)
+    due = dict.fromkeys(ids, 0)
+
+    def hand_back(message_id: int) -> None:
+        delay = draw.choice([0, 0, draw.randrange(1, 6_000)])
+        due[message_id] = bench.now + delay if delay else 0
+        bench.requeue(sub, message_id, delay)
+
+    for message_id in draw.sample(ids, 500):
+        hand_back(message_id)
+    bench.channel.take_changes()
+    sizes, parts, finished, changes = [], [], set(), []
+    for part in bench.channel.snapshot_parts(20):
+        parts.append(part)
+        sizes.append(len(part))
+        bench.advance(draw.randrange(100))
+        for message_id, _, _ in bench.take(sub, draw.randrange(30)):
+            if draw.random() < 0.3:
+                finished.add(message_id)
+                bench.finish(sub, message_id)
+            elif draw.random() < 0.5:
+                hand_back(message_id)
+        state = bench.channel.take_changes()
+        if state is not None:
+            changes.append(state)
+    assert len(parts) > 20
+    assert max(sizes[:-1]) < 80 * 24
+    bench.restart(parts[0], parts[1:] + changes)
+    sub = bench.subscribe(600, msg_timeout_ms=10**9)
+    taken = set()
+    while bench.channel.depth + bench.channel.deferred_count:
+        bench.advance(100)
+        for message_id, _, attempts in bench.take(sub):
+            assert attempts > 1
+            assert due[message_id] <= bench.now
+            taken.add(message_id)
+    assert not taken & finished
+    assert taken | finished == set(ids)
+
+
 def test_lost_spill_file_leads_to_early_redelivery(tmp_path) -> None:
     """Redelivery, never loss: also when a spill file is damaged while the broker runs."""
     bench = Bench(max_deferred_in_memory=10, spill_directory=tmp_path / "spill")
