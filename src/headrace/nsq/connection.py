@@ -10,8 +10,10 @@ Ref: nsq.md 1.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import RequestError, StoreError
@@ -395,17 +397,16 @@ class NsqConnection(TurnConnection):
             return
         failed = channel.settle(subscription, intake.settles, self._now_ms, self._monotonic_ms)
         answered = 0
-        for position, code, data in intake.failures() if failed else ():
+        for position, failures in groupby(intake.failures() if failed else (), key=itemgetter(0)):
             self._send_oks(position - answered, physical_offset, name)
             answered = position
-            self._send_error(code, data)
+            self._send_failures(failures)
         self._send_oks(owed - answered, physical_offset, name)
         server.broker.touch_channel(channel)
 
     def refuse_settles(self) -> None:
         """Answer those FINs that failed of a read that has nothing else."""
-        for _, code, data in self._server.intake.failures():
-            self._send_error(code, data)
+        self._send_failures(self._server.intake.failures())
 
     # -- commands ------------------------------------------------------------------------------------------------
 
@@ -513,6 +514,15 @@ class NsqConnection(TurnConnection):
     def _send_error(self, code: str, data: bytes) -> None:
         self._server.counters.refusals[code] += 1
         self._replies.add(Reply(encode_frame(FRAME_ERROR, data)))
+
+    def _send_failures(self, failures: Iterable[tuple[int, str, bytes]]) -> None:
+        """Answer FINs, REQs and TOUCHes that failed, in one write: a read may have thousands."""
+        refusals = self._server.counters.refusals
+        frames = []
+        for _, code, data in failures:
+            refusals[code] += 1
+            frames.append(encode_frame(FRAME_ERROR, data))
+        self._replies.add(Reply(b"".join(frames)))
 
     def _refuse(self, refusal: RefusedError) -> None:
         """Answer with an error frame; close behind it if the refusal is fatal."""

@@ -228,6 +228,18 @@ def test_failed_settles_are_answered_among_the_oks():
     assert not client.transport.eof_sent
 
 
+@pytest.mark.parametrize("before", [b"", pub("t", b"a")])
+def test_settles_that_fail_are_answered_in_one_write(before: bytes, monkeypatch: pytest.MonkeyPatch):
+    """A write each held the event loop for 50 ms where 12,000 of one read failed."""
+    client = Bench().client()
+    client.subscribe("t", "c")
+    writes: list[bytes] = []
+    monkeypatch.setattr(client.transport, "write", writes.append)
+    client.send(before + b"FIN 0123456789abcdef\n" * 50)
+    assert len(writes) == 1 + bool(before)
+    assert b"".join(writes).count(b"E_FIN_FAILED") == 50
+
+
 def test_oks_wait_for_the_flush_in_order():
     """A-STORE-43; nsq.md 1.7 [H]: an OK means durable, and errors queue behind it."""
     bench = Bench()
