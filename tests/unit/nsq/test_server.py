@@ -300,6 +300,19 @@ def test_sampled_out_backlog_does_not_stall():
     assert 200 <= len(frames) <= 650
 
 
+def test_a_consumer_that_samples_takes_no_more_of_a_backlog_than_others():
+    """nsq.md 1.8: what it drops it has taken; nsqd's consumers take messages one by one."""
+    bench = Bench()
+    sampling = bench.client()
+    sampling.send(b'IDENTIFY\n\0\0\0\x11{"sample_rate":1}')
+    sampling.subscribe("t", "c", ready=2500)
+    other = bench.client()
+    other.subscribe("t", "c", ready=2500)
+    bench.client().send(mpub("t", [b"x"] * 4_000))
+    assert bench.broker.topics["t"].channels["c"].depth == 0
+    assert len(other.messages()) >= 1_500
+
+
 def test_connections_above_the_limit_are_refused_clearly():
     """A bound, the protocol's own error, a counter."""
     bench = Bench(max_connections=2)

@@ -85,7 +85,7 @@ cdef class Channel:
     cdef int read_ahead(self, Py_ssize_t index, ChannelQueue queue, int64_t end) except -1
     cdef int drop(self, ChannelQueue queue, int64_t queue_offset, int outcome) except -1
     cdef int deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,
-                           int64_t full_bytes, Py_ssize_t first, RecordBatch into) except -1
+                           int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1
     cdef int deliver_unread(self, Subscription subscription, int64_t now_ms, int64_t mono_ms, Py_ssize_t full_count,
                             int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1
     cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, int64_t now_ms, int64_t mono_ms,

@@ -308,8 +308,8 @@ cdef class Channel:
         return 0
 
     cdef int deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,
-                           int64_t full_bytes, Py_ssize_t first, RecordBatch into) except -1:
-        """Deliver what is ready again, until the batch is full or a record is not in memory."""
+                           int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1:
+        """Deliver what is ready again, until the batch is full, the budget is spent or a record is not in memory."""
         cdef ReadyEntry* entry
         cdef ChannelQueue queue
         cdef Py_ssize_t index
@@ -328,7 +328,10 @@ cdef class Channel:
             if queue.finished.contains(queue_offset):       # evicted meanwhile
                 self.ready.pop()
                 continue
+            if subscription.sample_rate > 0 and budget[0] <= 0:
+                return 0
             if subscription.sample_rate > 0 and self.sampled_out(subscription):
+                budget[0] -= 1
                 queue.finished.add(queue_offset)
                 self.ready.pop()
                 continue
@@ -439,7 +442,8 @@ cdef class Channel:
         cdef Py_ssize_t window = min(<int64_t>max_messages, subscription.ready_count - subscription.waiting.count)
         cdef Py_ssize_t full_count = first + window
         cdef Py_ssize_t half_count = first + (window + 1) // 2
-        cdef Py_ssize_t budget = EXAMINE_EXTRA
+        # What a consumer drops it has taken, too: its turn is no longer than that of one that drops nothing.
+        cdef Py_ssize_t budget = EXAMINE_EXTRA if subscription.sample_rate == 0 else max_messages
         cdef int64_t full_bytes = into.record_bytes + max_bytes
         self.stopped_cold = False
         if window <= 0 or self.paused or subscription.closed:
@@ -454,14 +458,14 @@ cdef class Channel:
             self.unread_first = not self.unread_first
             if self.unread_first:
                 self.deliver_unread(subscription, now_ms, mono_ms, half_count, full_bytes, first, into, &budget)
-                self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into)
+                self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into, &budget)
                 if not self.stopped_cold:
                     self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
             else:
-                self.deliver_ready(subscription, mono_ms, half_count, full_bytes, first, into)
+                self.deliver_ready(subscription, mono_ms, half_count, full_bytes, first, into, &budget)
                 self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
                 if not self.stopped_cold:
-                    self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into)
+                    self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into, &budget)
         subscription.message_count += into.count - first
         self.delivered_count += into.count - first
         return into.count - first
