@@ -208,6 +208,8 @@ def prepare(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
         return {"spark.sql.session.timeZone": "UTC", **conf}
     check_spark_home()
     os.environ["JAVA_HOME"] = java_home()
+    if sys.flags.utf8_mode:  # Python passes over a locale without letters, or that is not installed; Java goes by it
+        os.environ["LC_ALL"] = "C.UTF-8"
     settings = dict(QUIET)
     if master is not None and master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -100,6 +101,18 @@ def test_unix_sockets_are_left_alone(case: str, monkeypatch: pytest.MonkeyPatch)
     else:
         monkeypatch.setenv("PYSPARK_UDS_MODE", "false")
     assert session.socket_settings() == {}
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LANG": "xx_XX.UTF-8"}, {"LC_ALL": "xx_XX.UTF-8"}])
+def test_the_jvm_spells_names_of_files_as_python_does(locale: dict[str, str]) -> None:
+    """Java goes by the locale: where that is C, or is not installed, no folder with an umlaut could be written to."""
+    own = {name: value for name, value in os.environ.items() if name != "LANG" and not name.startswith("LC_")}
+    program = (
+        "import os; from headrace.spark import session; session.java_home = lambda: '/java'; "
+        "session.prepare('local[2]', {}); print(os.environ.get('LC_ALL'))"
+    )
+    words = [sys.executable, "-c", program]
+    assert subprocess.check_output(words, env={**own, **locale}, text=True, timeout=60).strip() == "C.UTF-8"
 
 
 def test_spark_submit_settles_everything(monkeypatch: pytest.MonkeyPatch) -> None:
