@@ -300,22 +300,25 @@ def print_summary(summary: Summary) -> None:
     """Print a summary for people."""
     console = result_console()
     title = f"{summary.job}{' (dry run: nothing was changed)' if summary.dry_run else ''}"
-    facts = RichTable(title=title, title_justify="left", box=None, show_header=False)
+    facts = RichTable(box=None, show_header=False)
     for name, text in [*summary.rows(), ("seconds", f"{summary.seconds:.1f}")]:
         facts.add_row(name, Text(visible(text)))
-    console.print(facts)
+    # Rich would wrap a title, or a caption, where its table is narrow.
+    console.print(Text(title, "table.title"), facts, sep="\n")
     for table in summary.tables:
         if table.rows:
-            console.print(make_table(table, console.width))
+            heading = f"{table.title} ({len(table.rows)})"
+            console.print(Text(heading, "table.title"), make_table(table, console.width), sep="\n")
+            if len(table.rows) > MAX_ROWS:
+                more = f"... and {len(table.rows) - MAX_ROWS} more: --json lists them all"
+                console.print(Text(more, "table.caption"))
     for note in summary.notes:
         console.print(f"note: {visible(note)}", markup=False)
 
 
 def make_table(table: Table, width: int) -> RichTable:
     """Return a table for people, cut after so many rows; where it is too wide, the widest columns are cut."""
-    is_cut = len(table.rows) > MAX_ROWS
-    caption = f"... and {len(table.rows) - MAX_ROWS} more: --json lists them all" if is_cut else None
-    drawn = RichTable(title=f"{table.title} ({len(table.rows)})", title_justify="left", box=None, caption=caption)
+    drawn = RichTable(box=None)
     names = [column.replace("_", " ") for column in table.columns]
     rows = [
         [visible(show(cell, column)) for cell, column in zip(row, table.columns, strict=True)]

@@ -65,6 +65,15 @@ def test_a_long_text_leaves_the_other_columns_whole(long: str, capsys: pytest.Ca
     assert lines[1].split()[5:] == ["k7", "short"]
 
 
+def test_titles_are_lines_however_narrow_their_tables_are(capsys: pytest.CaptureFixture[str]) -> None:
+    ages = Table("ages", "Age of the dead letters", ("age", "messages"), [["older", number] for number in range(100)])
+    print_summary(Summary(job="deadletters", facts={"a": 1}, tables=[ages], dry_run=True))
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "deadletters (dry run: nothing was changed)" in printed
+    assert "Age of the dead letters (100)" in printed
+    assert "... and 50 more: --json lists them all" in printed
+
+
 @pytest.mark.parametrize(
     ("widths", "space", "most"),
     [([3, 4, 5], 12, 5), ([3, 4, 5], 100, 5), ([3, 90, 50], 43, 20), ([3, 10, 50], 43, 30), ([9, 9], 1, 1), ([], 5, 0)],
