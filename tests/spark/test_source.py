@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import ConfigError
 from headrace.remoting.blocking import Cluster
 from headrace.remoting.codes import RequestCode
 from headrace.spark import read
@@ -49,6 +50,21 @@ def test_none_is_not_to_set_an_option(spark, orders):
     frame = read(spark, servers=orders.registry, topics="orders", tags=None, minPartitions=None, columns="body")
     assert bodies(frame) == ALL
     assert bodies(read(spark, servers=orders.registry, topicPattern=None, columns="body")) == ALL
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [{"since": 0, "startingTimestamp": 5}, {"until": 9, "ENDINGTIMESTAMP": 5}, {"group": "a", "GROUP": "b"}],
+)
+def test_an_option_is_given_once(spark, twice):
+    """Spark would take one of the two: which one, nobody said."""
+    with pytest.raises(ConfigError, match="is given twice"):
+        read(spark, servers="127.0.0.1:1", topics="orders", **twice)
+
+
+def test_a_strategy_counts_however_it_is_spelled(spark, orders):
+    late = {"servers": orders.registry, "topics": "orders", "since": "2100-01-01", "startingtimestampstrategy": "error"}
+    assert "no message stored at or after" in error_of(lambda: bodies(read(spark, **late)))
 
 
 def test_same_rows_from_every_side(spark, orders):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import ConfigError
 from headrace.spark.source import FORMAT, HeadraceDataSource
 
 if TYPE_CHECKING:
@@ -40,31 +41,36 @@ def read(
         options: Any other option of docs/spark/source.md, as it is spelled there; None is not to set it.
 
     Raises:
-        ConfigError: when the DataFrame is made: an option is wrong.
+        ConfigError: when the DataFrame is made: an option is wrong, or given twice.
     """
     register(spark)
-    found: dict[str, str] = {name: _option_text(value) for name, value in options.items() if value is not None}
-    if servers is not None:
-        found["servers"] = servers
-    if store is not None:
-        found["store"] = str(store)
-    if topics is not None:
-        found["topics"] = topics if isinstance(topics, str) else ",".join(topics)
-    elif not {"topicpattern", "assign", "scan"} & {name.lower() for name in found}:
+    arguments = {
+        "servers": servers,
+        "store": store,
+        "topics": _joined(topics),
+        "startingTimestamp": since.isoformat() if isinstance(since, datetime) else since,
+        "endingTimestamp": until.isoformat() if isinstance(until, datetime) else until,
+        "columns": _joined(columns),
+    }
+    found: dict[str, str] = {}  # names in lower case: of two spellings Spark would take one, without a word
+    for name, value in (*arguments.items(), *options.items()):
+        if value is None:
+            continue
+        if name.lower() in found:
+            raise ConfigError(
+                f"option {name} is given twice: since is startingTimestamp, until endingTimestamp", key=name
+            )
+        found[name.lower()] = _option_text(value)
+    if not {"topics", "topicpattern", "assign", "scan"} & found.keys():
         found["scan"] = "log"
     if since is not None:
-        found["startingTimestamp"] = _time_text(since)
-        found.setdefault("startingTimestampStrategy", "latest")
-    if until is not None:
-        found["endingTimestamp"] = _time_text(until)
-    if columns is not None:
-        found["columns"] = columns if isinstance(columns, str) else ",".join(columns)
+        found.setdefault("startingtimestampstrategy", "latest")
     return spark.read.format(FORMAT).options(**found).load()
+
+
+def _joined(names: str | Sequence[str] | None) -> str | None:
+    return names if names is None or isinstance(names, str) else ",".join(names)
 
 
 def _option_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _time_text(value: datetime | str | int) -> str:
-    return value.isoformat() if isinstance(value, datetime) else str(value)
