@@ -27,7 +27,7 @@ from headrace.spark.jobs.folder import hold_folder
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import plan_between, source_of
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.publishing import DAY_MS, publish
+from headrace.spark.jobs.publishing import publish
 from headrace.spark.jobs.stats_placing import mark_of
 from headrace.spark.jobs.summary import Summary, Table
 
@@ -374,9 +374,17 @@ def write_found(spark: SparkSession, found: Sequence[dict[str, Any]], config: Co
     if config.to is not None:
         write_alerts(found, config.to)
     if config.to_topic:
-        # Brokers remember keys of two epochs: what was sent today, and on the last day before that something was.
-        today = int(time.time() * 1000) // DAY_MS
-        publish(as_messages(spark, found), config, txn="headrace-alerts", topic=config.to_topic, epoch=today)
+        # Each day is a writer of its own: what was sent of a later one, by a clock that was ahead, ends none before it.
+        for day, of_day in _by_day(found).items():
+            publish(as_messages(spark, of_day), config, txn=f"headrace-alerts:{day}", topic=config.to_topic)
+
+
+def _by_day(alerts: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return alerts by the day of their minutes, such as ``2026-01-31``."""
+    by_day: dict[str, list[dict[str, Any]]] = {}
+    for alert in alerts:
+        by_day.setdefault(f"{alert['time']:%Y-%m-%d}", []).append(alert)
+    return by_day
 
 
 def key_of(alert: dict[str, Any]) -> str:
@@ -413,16 +421,14 @@ def write_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
 
 
 def _merge_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
-    by_day: dict[str, dict[str, dict[str, Any]]] = {}
-    for alert in alerts:
-        by_day.setdefault(f"{alert['time']:%Y-%m-%d}", {})[key_of(alert)] = alert
-    for day, of_day in by_day.items():
+    for day, of_day in _by_day(alerts).items():
         path = folder / f"dt={day}" / "alerts.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         known: dict[str, dict[str, Any]] = {}
         if path.exists():
             known = {key_of(alert): alert for alert in pq.ParquetFile(path).read().to_pylist()}
-        merged = sorted((known | of_day).values(), key=lambda alert: (alert["time"], key_of(alert)))
+        known |= {key_of(alert): alert for alert in of_day}
+        merged = sorted(known.values(), key=lambda alert: (alert["time"], key_of(alert)))
         beside = path.with_name(".alerts.parquet.new")
         pq.write_table(pa.Table.from_pylist(merged, schema=ALERT_SCHEMA), beside)
         beside.replace(path)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from headrace.spark.jobs.config import JobConfig
     from headrace.spark.jobs.message_writer import MessageWriter
 
-DAY_MS: Final = 86_400_000
 MAX_LISTED: Final = 100
 """Messages left out that a summary names; all are counted."""
 
@@ -28,7 +27,6 @@ def publish(
     *,
     txn: str,
     topic: str = "",
-    epoch: int = 0,
     named_by: str = "unique_key",
     skip_unsendable: bool = False,
 ) -> list[dict[str, Any]]:
@@ -38,7 +36,6 @@ def publish(
         rows: Columns as the sink has them, ``unique_key`` among them; ``topic`` too unless it is given. Others are not
             written.
         txn: Name of the writer, the same in every run.
-        epoch: Brokers remember the keys of the newest epoch and the one before it.
         named_by: Column that errors name a row by.
         skip_unsendable: Leave out what cannot be a message.
 
@@ -53,7 +50,7 @@ def publish(
     from headrace.spark.writing.sink import make_writer  # noqa: PLC0415  # needs pyspark
 
     plan = make_writer(_options(config, topic), rows.schema, False).plan
-    writer = partial(MessageWriter, plan, txn, epoch, named_by=named_by, skip=skip_unsendable)
+    writer = partial(MessageWriter, plan, txn, 0, named_by=named_by, skip=skip_unsendable)
     return [json.loads(row["answer"]) for row in rows.mapInArrow(partial(_send, writer), "answer string").collect()]
 
 
