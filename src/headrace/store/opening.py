@@ -6,7 +6,8 @@ The steps of a start, in this order. Each leaves a store that the next start can
 2. ``scan_log`` checks every record from there on (and some before) and offers it to its queue.
 3. What was cut off, a torn tail or half a command, is given up: the log goes on in the next segment, in a new epoch.
    So it does where a power cut may have taken messages that were shown (``boot_note``) without leaving a trace.
-4. What was accepted is synced, and only then noted as durable and shown to readers.
+4. What was accepted is synced, where no flush had confirmed it written once more before, and only then noted as durable
+   and shown to readers.
 
 ``Store.open`` has locked the folder before and made the parts (log, marks, checkpoints) that are filled here.
 """
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.errors import SideFileError
+from headrace.errors import DISK_FULL, SideFileError
 from headrace.format import record
 from headrace.format.epochs import Epochs
 from headrace.format.names import is_offset_name, segment_name
@@ -49,6 +50,9 @@ _VERIFY_BACK_BYTES = 256 << 20
 """How far before the checkpoint a start looks again at records: cheap, and it finds damage where it is likeliest."""
 
 _BLANK_AT_ONCE_BYTES = 1 << 20
+
+_FOLIO_BYTES = 2 << 20
+"""What the kernel keeps of a file in one piece, at the most: it goes from memory as a whole."""
 
 
 def find_missing(log: CommitLog, epochs: Epochs) -> list[tuple[int, int]]:
@@ -166,7 +170,7 @@ class Opening:
         for queue in self._queues.values():
             queue.advance_visible(end)
         self._checkpoints.offset = checkpoint
-        self._sync_log(end)
+        self._sync_log(scan.end_offset, end)
         if mended or forgotten or known_end > scan.end_offset or (is_cut and skipped):
             # The files differ from the log below the old checkpoint, or have entries where fillers are to be.
             self._checkpoints.write_all(end, clean=False)
@@ -416,14 +420,45 @@ class Opening:
         finally:
             os.close(fd)
 
-    def _sync_log(self, end: int) -> None:
-        """Make what recovery accepted durable before anybody builds on it."""
-        log = self._log
-        for index in [index for index in log.segments if (index + 1) * log.segment_bytes > self._mark.physical_offset]:
+    def _sync_log(self, accepted_end: int, end: int) -> None:
+        """Make what recovery accepted durable before anybody builds on it.
+
+        What no flush has confirmed is written once more: behind a flush that failed the kernel has pages in memory that
+        it takes for written, and the disk does not have.
+        """
+        log, mark = self._log, self._mark.physical_offset
+        for index in [index for index in log.segments if (index + 1) * log.segment_bytes > mark]:
             # All that the last process may have left unsynced, not only the newest.
-            os.fdatasync(log.segments[index].fd)
+            segment = log.segments[index]
+            if mark:  # else nobody knows what is confirmed, and that may be a log of any size
+                self._write_again(segment, mark, accepted_end)
+            os.fdatasync(segment.fd)
         self._mark.note(end)
         self._mark.sync()
+
+    @staticmethod
+    def _write_again(segment: Segment, first_offset: int, end_offset: int) -> None:
+        """Write what is in memory of a segment, in a range of the log, as if it never had been.
+
+        Taken out of memory before, else ext4 does so to blocks that it takes for holes ever after a failed write.
+        """
+        position = max(first_offset - segment.first_offset, 0)
+        end = min(end_offset - segment.first_offset, segment.size_bytes)
+        if position >= end:
+            return
+        position -= position % _FOLIO_BYTES
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            segment.drop_pages()  # what is mapped stays in memory
+            while position < end:
+                content = os.pread(fd, min(end - position, _FOLIO_BYTES), position)
+                os.posix_fadvise(fd, position, _FOLIO_BYTES, os.POSIX_FADV_DONTNEED)
+                position += os.pwrite(fd, content, position)
+        except OSError as error:
+            if error.errno not in DISK_FULL:  # where writing takes new blocks: a start has to do without
+                raise
+        finally:
+            os.close(fd)
 
     def _leave_queues_to_checkpoint(self) -> None:
         """Let the next checkpoint write what the files lack: a start must not wait for ten thousand of them.

@@ -1004,3 +1004,39 @@ def test_a_refused_queue_file_is_named(bench: StoreBench) -> None:
     os.mkfifo(path)
     with pytest.raises(OSError, match=str(path)):
         bench.open()
+
+
+def test_what_no_flush_confirmed_is_written_once_more(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a flush that failed the kernel may take for written what the disk never got, and a sync does nothing."""
+    bench.append("t", b"durable")
+    mark = bench.store.durable_offset
+    bench.append("t", *[b"x" * 9000] * 9, flush=False)  # into the next segment
+    bench.settle()
+    end = bench.store.log.end_offset
+    bench.crash()
+    written: dict[str, bytearray] = {}
+    write, forget = os.pwrite, os.posix_fadvise
+    forgotten = []
+
+    def note_write(fd: int, content: bytes, position: int) -> int:
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        if "commitlog" in path:
+            file = written.setdefault(path, bytearray(SEGMENT_BYTES))
+            file[position : position + len(content)] = content
+        return write(fd, content, position)
+
+    def note_forgotten(fd: int, position: int, size: int, advice: int) -> None:
+        forgotten.append((position, advice))
+        forget(fd, position, size, advice)
+
+    monkeypatch.setattr(os, "pwrite", note_write)
+    monkeypatch.setattr(os, "posix_fadvise", note_forgotten)
+    bench.open()
+    assert forgotten == [(0, os.POSIX_FADV_DONTNEED)] * 2
+    log = b"".join(bench.segment(first).read_bytes() for first in (0, SEGMENT_BYTES))
+    assert b"".join(bytes(written[path]) for path in sorted(written))[mark:end] == log[mark:end]
+    assert len(bench.messages("t")) == 10
+    bench.store.flush()
+    written.clear()
+    bench.restart()
+    assert not written
