@@ -36,6 +36,7 @@ from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_fo
 from headrace.foreground import announce, clear_ready_file, put_ready_file, require_writable, stop_at_signals
 from headrace.format.lock_file import release_lock
 from headrace.net.address import format_address, parse_address
+from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
 from headrace.net.listener import connection_limit, raise_file_limit
 from headrace.net.loop_load import LoopLoad
@@ -313,9 +314,14 @@ class Node:
 
     def _tick(self) -> None:
         self._tick_handle = self._loop.call_later(TICK_SECONDS, self._tick)
+        call_behind_reads(self._loop, self._tick_parts, self.clock.monotonic_ms())
+
+    def _tick_parts(self, read_ms: int) -> None:
+        if self._tick_handle is None:
+            return
         self._ticks += 1
         self._run_tick(self._look_at_load)
-        self._run_tick(self.broker.tick)
+        self._run_tick(partial(self.broker.tick, read_ms))
         if self._ticks % _TICKS_PER_STORE_TICK == 0:
             self._run_tick(self.store.tick)
         if self._ticks % _TICKS_PER_FILES_LOOK == 0:
@@ -373,6 +379,7 @@ class Node:
         self._lag.stop()
         if self._tick_handle is not None:
             self._tick_handle.cancel()
+            self._tick_handle = None
         self._loop.remove_reader(self.store.commits.flusher.done_read)
         # The loop has made the pipe non-blocking; the last flushes are waited for.
         os.set_blocking(self.store.commits.flusher.done_read, True)

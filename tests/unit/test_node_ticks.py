@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvloop
 
 from headrace.net.loop_load import Load
 from headrace.node import TICK_SECONDS, Node
@@ -21,8 +25,12 @@ class StepLoop:
     def __init__(self) -> None:
         self.timers: list[tuple[float, Callable[[], None]]] = []
 
-    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Any:
         self.timers.append((seconds, call))
+        return call
+
+    def call_soon(self, call: Callable[..., None], *args: Any) -> None:
+        call(*args)
 
     def fire(self) -> None:
         _, call = self.timers.pop()
@@ -31,7 +39,7 @@ class StepLoop:
 
 def _node(tmp_path: Path, failing: str, made: list[str]) -> tuple[Node, StepLoop]:
     def part(name: str) -> Any:
-        def tick() -> None:
+        def tick(*_: int) -> None:
             made.append(name)
             if name == failing:
                 raise ZeroDivisionError(name)
@@ -66,7 +74,7 @@ def test_a_signal_in_a_tick_is_not_swallowed(tmp_path: Path) -> None:
     """Only bugs are kept from the loop: what ends the process has to."""
     node, _ = _node(tmp_path, "", [])
 
-    def stop() -> None:
+    def stop(read_ms: int | None = None) -> None:
         raise SystemExit(0)
 
     node.broker.tick = stop  # type: ignore[method-assign]
@@ -86,3 +94,50 @@ def test_the_nsq_server_is_told_of_the_load(tmp_path: Path) -> None:
     loop.fire()
     assert [load.seconds > 0 for load in loads] == [True, True]
     assert loads[1].busy == 0.0
+
+
+def test_what_came_before_the_time_of_a_tick_has_been_read(tmp_path: Path) -> None:
+    """A loop that is long at its reads has not read the FINs that came meanwhile: they are in time."""
+    read_ms: list[int] = []
+    sent_ms: list[int] = []
+
+    async def run() -> None:
+        is_over = asyncio.Event()
+
+        class Reader(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                if data == b"long":
+                    time.sleep(2 * TICK_SECONDS)  # the timer is due
+                    other.send(b"long, too")
+                elif data == b"long, too":
+                    sent_ms.append(node.clock.monotonic_ms())
+                    one.send(b"meanwhile")
+                    time.sleep(2 * TICK_SECONDS)
+                elif data == b"meanwhile":
+                    is_over.set()
+
+        node: Any
+        node, _ = _node(tmp_path, "", [])
+        node._loop = asyncio.get_running_loop()
+        node.broker.tick = lambda now_ms: None if is_over.is_set() else read_ms.append(now_ms)
+        server = await node._loop.create_server(Reader, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        node._tick()
+        with socket.create_connection(address) as one, socket.create_connection(address) as other:
+            await asyncio.sleep(TICK_SECONDS / 2)
+            one.send(b"long")
+            await asyncio.wait_for(is_over.wait(), 10)
+        server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    assert read_ms
+    assert max(read_ms) <= sent_ms[0]
+
+
+def test_no_tick_comes_behind_the_end(tmp_path: Path) -> None:
+    """One that was on its way finds everything closed."""
+    made: list[str] = []
+    node, _ = _node(tmp_path, "", made)
+    node._tick_parts(0)
+    assert made == []

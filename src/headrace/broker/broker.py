@@ -486,9 +486,13 @@ class Broker:
 
     # -- time -------------------------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Do what is due: time-outs, delays, journal, catalog, services. Call about every 50 ms."""
-        self._channels.expire()
+    def tick(self, read_ms: int | None = None) -> None:
+        """Do what is due: time-outs, delays, journal, catalog, services. Call about every 50 ms.
+
+        Args:
+            read_ms: Monotonic time; what consumers sent before it has been done. None: now.
+        """
+        self._channels.expire(read_ms)
         self._channels.note_ephemeral()
         self._states.tick()
         self._control.tick(len(self._channels))

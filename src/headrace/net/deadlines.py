@@ -9,20 +9,23 @@ The rules are those of NSQ (nsq.md 1.10) and fit any protocol whose client answe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+T = TypeVar("T", int, float)
 
-def call_behind_reads(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> None:
+
+def call_behind_reads(loop: asyncio.AbstractEventLoop, look: Callable[[T], None], now: T) -> None:
     """Have a timer's look at who is late come behind the reads of this turn of the loop.
 
     In a turn timers come before reads, and what is to be called soon is between: who sent something while the loop was
-    busy is read from first.
+    busy is read from first. Those reads may take long as well, and what comes meanwhile lies unread: so who is late is
+    told by the time before them, which ``look`` is given.
     """
-    loop.call_soon(loop.call_soon, look)
+    loop.call_soon(loop.call_soon, look, now)
 
 
 class Deadlines:

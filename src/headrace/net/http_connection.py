@@ -149,10 +149,12 @@ class DeadlineSweep:
         self._connections = connections
         self.is_running = bool(connections)
         if self.is_running:
-            self._loop.call_later(self._interval_seconds, call_behind_reads, self._loop, self._look)
+            self._loop.call_later(self._interval_seconds, self._tick)
 
-    def _look(self) -> None:
-        now_s = self._loop.time()
+    def _tick(self) -> None:
+        call_behind_reads(self._loop, self._look, self._loop.time())
+
+    def _look(self, now_s: float) -> None:
         try:
             for connection in list(self._connections):
                 if 0.0 < connection.deadline_s <= now_s:

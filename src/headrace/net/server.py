@@ -127,10 +127,14 @@ class StreamServer(Generic[C]):
         if self._all_closed is not None and not len(self.connections):
             self._all_closed.set()
 
-    def check_timers(self) -> None:
-        """Have every connection whose deadline may be due look at its clocks."""
+    def check_timers(self, now_ms: int | None = None) -> None:
+        """Have every connection whose deadline may be due look at its clocks.
+
+        Args:
+            now_ms: Who is late is told by this time: all that was sent before it has been read. None: now.
+        """
         self.logs_commands = logger.isEnabledFor(logging.DEBUG)
-        now_ms = self.clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms() if now_ms is None else now_ms
         for connection in self.wheel.take_due(now_ms):
             try:
                 connection.on_timer(now_ms)
@@ -141,12 +145,12 @@ class StreamServer(Generic[C]):
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         self._tick_handle = loop.call_later(TICK_MS / 1000, self._tick)
-        call_behind_reads(loop, self._look_at_all)
+        call_behind_reads(loop, self._look_at_all, self.clock.monotonic_ms())
 
-    def _look_at_all(self) -> None:
+    def _look_at_all(self, now_ms: int) -> None:
         if self._tick_handle is None:
             return
         try:
-            self.check_timers()
+            self.check_timers(now_ms)
         except Exception:
             logger.exception("tick failed by a bug")

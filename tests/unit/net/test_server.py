@@ -21,14 +21,14 @@ class Looked:
 
     remote_address = "10.0.0.5:7001"
 
-    def __init__(self, server: StreamServer[Any], looked: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, server: StreamServer[Any], looked: Callable[[int], None] = lambda _: None) -> None:
         self.looks = 0
         self._server = server
         self._looked = looked
 
     def on_timer(self, now_ms: int) -> None:
         self.looks += 1
-        self._looked()
+        self._looked(now_ms)
         self._server.wheel.schedule(cast(Connection, self), now_ms)
 
 
@@ -56,24 +56,30 @@ def test_the_timer_runs_from_the_first_listener_until_the_stop(monkeypatch: pyte
     asyncio.run(run())
 
 
-def test_what_has_come_is_read_before_anybody_is_late() -> None:
-    """A loop that is long at its reads comes to its timers before it reads what came meanwhile."""
-    seen: list[str] = []
+def test_what_came_before_the_time_of_a_look_has_been_read() -> None:
+    """A loop that is long at its reads has not read what came meanwhile: who sent it is not late."""
+    looks_ms: list[int] = []
+    sent_ms: list[int] = []
 
     async def run() -> None:
         is_over = asyncio.Event()
 
         class Reader(asyncio.Protocol):
             def data_received(self, data: bytes) -> None:
-                seen.append(data.decode())
                 if data == b"long":
-                    time.sleep(0.25)
-                    other.send(b"meanwhile")
+                    time.sleep(0.15)  # the timer is due
+                    other.send(b"long, too")
+                elif data == b"long, too":
+                    sent_ms.append(clock.monotonic_ms())
+                    one.send(b"meanwhile")
+                    time.sleep(0.15)
                 elif data == b"meanwhile":
                     is_over.set()
 
-        server: StreamServer[Any] = StreamServer("test", Clock(), 10)
-        server.wheel.schedule(cast(Connection, Looked(server, lambda: seen.append("look"))), 0)
+        clock = Clock()
+        server: StreamServer[Any] = StreamServer("test", clock, 10)
+        looked = Looked(server, lambda now_ms: None if is_over.is_set() else looks_ms.append(now_ms))
+        server.wheel.schedule(cast(Connection, looked), 0)
         host, _, port = (await server.listen("127.0.0.1:0", Reader)).rpartition(":")
         with socket.create_connection((host, int(port))) as one, socket.create_connection((host, int(port))) as other:
             await asyncio.sleep(0.05)
@@ -83,4 +89,5 @@ def test_what_has_come_is_read_before_anybody_is_late() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
-    assert seen[seen.index("long") + 1] == "meanwhile"
+    assert looks_ms
+    assert max(looks_ms) <= sent_ms[0]

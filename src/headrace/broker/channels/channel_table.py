@@ -435,7 +435,7 @@ class ChannelTable:
             logger.debug("progress of ephemeral channels not noted topic=%s error=%s", topic.name, error)
         return True
 
-    def expire(self) -> None:
-        """Wake the channels of which a time-out or delay has come."""
-        for channel in self._timers.expire():
+    def expire(self, read_ms: int | None) -> None:
+        """Wake the channels of which a time-out or delay has come; ``read_ms`` as for ``Broker.tick``."""
+        for channel in self._timers.expire(read_ms):
             self.touch(channel)

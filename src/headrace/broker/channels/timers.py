@@ -55,8 +55,13 @@ class ChannelTimers:
         self._due.pop(channel, None)
         self._drop_stale()
 
-    def expire(self) -> list[Channel]:
-        """Make timed-out and due messages ready again; return the channels that have some."""
+    def expire(self, read_ms: int | None = None) -> list[Channel]:
+        """Make timed-out and due messages ready again; return the channels that have some.
+
+        Args:
+            read_ms: Monotonic time by which messages are late: their FINs that were sent before have been done. None:
+                now.
+        """
         now, mono = self._clock.now_ms(), self._clock.monotonic_ms()
         if abs(now - mono - self._clocks_apart_ms) > CLOCK_STEP_MS:
             self._clocks_apart_ms = now - mono
@@ -70,7 +75,7 @@ class ChannelTimers:
             if self._due.get(channel) != due:
                 continue  # scheduled anew for an earlier time, or gone
             del self._due[channel]
-            if channel.expire(now, mono, EXPIRE_AT_ONCE):
+            if channel.expire(now, mono if read_ms is None else read_ms, EXPIRE_AT_ONCE):
                 grown.append(channel)
             self._unscheduled.add(channel)
             if self._clock.monotonic_ms() - mono >= SLICE_MS:

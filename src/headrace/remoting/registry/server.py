@@ -331,9 +331,9 @@ class RegistryServer(RequestServer[RegistryConnection]):
             if isinstance(broker.owner, RegistryConnection):
                 broker.owner.abort("broker expired")
 
-    def check_timers(self) -> None:
+    def check_timers(self, now_ms: int | None = None) -> None:
         """Have connections whose deadline may be due look at their clocks; scan when it is time."""
-        super().check_timers()
+        super().check_timers(now_ms)
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._scan_ms:
             self._scan_ms = now_ms + self.settings.scan_interval_ms

@@ -61,3 +61,17 @@ def test_deleted_channels_are_let_go_before_their_time() -> None:
         timers.expire()
         timers.forget(channel)
     assert len(timers) <= MAX_STALE + 1
+
+
+def test_a_message_is_late_by_the_time_up_to_which_fins_were_done() -> None:
+    """Its channel is asked again with the next tick."""
+    clock = ManualClock()
+    timers = ChannelTimers(clock)
+    channel = FakeChannel(clock)
+    channel.deadline_ms = clock.monotonic_ms() + 100
+    timers.look_at(cast(Channel, channel))
+    clock.advance_ms(500)
+    timers.expire(clock.monotonic_ms() - 450)
+    assert channel.deadline_ms > 0
+    timers.expire(clock.monotonic_ms())
+    assert channel.deadline_ms == -1
