@@ -51,6 +51,12 @@ def follows_resets(services: Services, group: str) -> bool:
     return found is not None and found.consume_type != "CONSUME_ACTIVELY"
 
 
+def is_broadcasting(services: Services, group: str) -> bool:
+    """Return whether the consumers of a group are there, and each get every message."""
+    found = services.clients.consumer_group(group)
+    return found is not None and found.message_model == "BROADCASTING"
+
+
 class MemberNotices:
     """Tells the members of groups that changed to share the queues out anew. Add it to ``Broker.tickers``.
 

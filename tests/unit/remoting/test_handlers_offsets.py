@@ -10,7 +10,7 @@ import pytest
 
 from headrace.format.fastjson import ObjectKey
 from headrace.remoting.codec import encode_request
-from tests.support.remoting import RemotingRig, body_of, send_fields, subscription
+from tests.support.remoting import RemotingRig, as_json, body_of, consumer_data, send_fields, subscription
 
 QUEUE = {"topic": "T1", "queueId": 0}
 
@@ -226,6 +226,23 @@ def test_reset_sets_offsets_and_tells_consumers(rig: RemotingRig) -> None:
     assert json.loads(sent)["offsetTable"][0] == {**key, "offset": 3}
     assert old.notices == []  # a version that does not know 220
     assert rig.services.offsets.committed("G1", "T1", 0) == 3
+
+
+@pytest.mark.parametrize("kind", ["CONSUME_PASSIVELY", "CONSUME_ACTIVELY"])
+def test_reset_of_a_broadcasting_group_is_its_consumers_alone(rig: RemotingRig, kind: str) -> None:
+    """They keep their offsets themselves: one that is kept here would look like a lag for ever.
+
+    Those that pull by themselves do nothing when they are told: it is their pulls that tell them.
+    """
+    consumer = rig.peer(1)
+    group = consumer_data("G1", subscription("T1"), model="BROADCASTING") | {"consumeType": kind}
+    assert consumer.ask(34, body=as_json({"clientID": "c1", "consumerDataSet": [group]})).code == 0
+    consumer.notices.clear()
+    reply = rig.peer(2).ask(222, {"topic": "T1", "group": "G1", "timestamp": 0, "isForce": "true"})
+    key = ObjectKey({"brokerName": "broker-a", "queueId": 0, "topic": "T1"})
+    assert body_of(reply)["offsetTable"][key] == 0
+    assert [code for code, _, _ in consumer.notices] == [220]
+    assert rig.services.offsets.topics_of("G1") == ([] if kind == "CONSUME_PASSIVELY" else ["T1"])
 
 
 def test_reset_of_a_group_that_does_not_exist_is_refused(rig: RemotingRig) -> None:

@@ -21,7 +21,7 @@ from headrace.remoting.calls import on_behalf_of
 from headrace.remoting.checks import visible_topic
 from headrace.remoting.codes import FIRST_VERSION_WITH_OFFSET_RESET, RequestCode, ResponseCode
 from headrace.remoting.long_answers import encode_in_turns
-from headrace.remoting.members import follows_resets, peer_of
+from headrace.remoting.members import follows_resets, is_broadcasting, peer_of
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
@@ -193,6 +193,8 @@ def reset_offset(peer: Peer, command: Command) -> Reply:
 
     The stored offsets are set, whether or not anybody is online; consumers that are get RESET_CONSUMER_CLIENT_OFFSET,
     and what they commit before they have heard of it is ignored. Waiting pulls of those that do nothing then are woken.
+    Consumers that broadcast and follow what they are told keep their offsets themselves: one stored here would lag for
+    ever.
     """
     services = peer.services
     ext = command.ext
@@ -208,10 +210,12 @@ def reset_offset(peer: Peer, command: Command) -> Reply:
             ResponseCode.SYSTEM_ERROR, f"the consumer group <{group}> does not exist, so no offset of it is reset"
         )
     targets = find_targets(services, topic, group, ext)
-    services.offsets.assign_resets(group, name, targets)
+    follows = follows_resets(services, group)
+    if not (follows and is_broadcasting(services, group)):
+        services.offsets.assign_resets(group, name, targets)
     table = {bodies.queue_key(services.broker.name, name, queue_id): at for queue_id, at in targets.items()}
     tell_reset(services, group, ext, table)
-    if not follows_resets(services, group):
+    if not follows:
         for queue_id in targets:
             services.holds.wake_all(topic.queue(queue_id))
     return Reply(body=bodies.encode({"offsetTable": table}), wait_saved=services.offsets.when_saved)
