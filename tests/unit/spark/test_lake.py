@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,21 @@ def test_an_iceberg_table_stays_with_its_archive(tmp_path: Path) -> None:
         assert lake.commit("iceberg", archive_more(moved)) == count
     assert lake.commit("iceberg", load(moved)) == 4
     assert iceberg_files(moved) == [moved / f"part-{number}.parquet" for number in (0, 1000, 2000, 3000)]
+
+
+def test_an_iceberg_table_that_is_tended_has_each_message_once(tmp_path: Path) -> None:
+    """Compaction replaces the archive's files, then their snapshots expire: every message was in the table twice."""
+    pytest.importorskip("pyiceberg.catalog.sql", reason="the extra iceberg is not installed")
+    for _ in range(2):
+        lake.commit("iceberg", archive_more(tmp_path))
+    catalog = lake.open_catalog(tmp_path / lake.CATALOG)
+    table = catalog.load_table(f"{lake.NAMESPACE}.{lake.TABLE}")
+    table.overwrite(table.scan().to_arrow())
+    table.maintenance.expire_snapshots().older_than(datetime.now() + timedelta(days=1)).commit()  # noqa: DTZ005
+    assert lake.commit("iceberg", archive_more(tmp_path)) == 3
+    rows = catalog.load_table(f"{lake.NAMESPACE}.{lake.TABLE}").scan().to_arrow()
+    catalog.close()
+    assert len(rows["log_offset"].unique()) == len(rows) == 3 * ROWS
 
 
 def test_a_table_over_files_with_few_statistics_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,8 @@
 The archive's manifest stays the truth; a table follows it epoch by epoch, and a run first catches up what an earlier
 one did not commit. Delta: all files of an epoch are one commit with the application transaction (``headrace-archive``,
 epoch); deltalake does not refuse a repeated one, so the newest is read first. Iceberg: a SQLite catalog in the
-archive's folder; the epoch is a property of the snapshot, and files that are in the table are refused by the library.
+archive's folder; the epoch is a property of the table and of the snapshot, and files that are in the table are refused
+by the library.
 """
 
 from __future__ import annotations
@@ -69,9 +70,11 @@ def commit(table_format: str, manifest: Manifest) -> int | None:
     except Exception as error:
         if not type(error).__module__.startswith(("deltalake", "pyiceberg", "sqlalchemy", "_internal", "builtins")):
             raise
+        said = str(error).partition("\n")[0]  # deltalake adds its native stack, SQLAlchemy its statement
+        folder = "_delta_log" if table_format == "delta" else CATALOG
         raise ArchiveError(
-            f"the {table_format} table over {manifest.path} cannot be written: {error}; the archive itself is "
-            "complete, the next run catches up"
+            f"the {table_format} table over {manifest.path} cannot be written: {said}; the archive itself is complete, "
+            f"and the next run catches up, or makes the table anew where its folder {folder} was removed"
         ) from error
 
 
@@ -147,11 +150,14 @@ def _commit_iceberg(manifest: Manifest) -> int:
     table = _load_table(catalog, folder)
     if table is None:
         table = catalog.create_table(f"{NAMESPACE}.{TABLE}", schema=read_schema(manifest))
-    done = max((_epoch_of(snapshot) for snapshot in table.snapshots()), default=0)
+    # Who tends the table may replace its files and let its snapshots expire: the property stays.
+    done = max(int(table.properties.get(EPOCH_PROPERTY, 0)), *map(_epoch_of, table.snapshots()), 0)
     for epoch in manifest.epochs:
         if epoch.epoch > done and epoch.files:
-            with _quiet_statistics():
-                table.add_files([_uri(manifest.path, file) for file in epoch.files], {EPOCH_PROPERTY: str(epoch.epoch)})
+            noted = {EPOCH_PROPERTY: str(epoch.epoch)}
+            with _quiet_statistics(), table.transaction() as change:
+                change.add_files([_uri(manifest.path, file) for file in epoch.files], noted)
+                change.set_properties(noted)
             done = epoch.epoch
     return done
 
