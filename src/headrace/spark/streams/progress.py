@@ -143,7 +143,7 @@ class ProgressListener(StreamingQueryListener):
         assert isinstance(source, ServersSource)
         # Connections of its own: Spark calls it in another thread than the one that made it.
         self._view = ServersView(source, self._options, new_cluster(source))
-        self._is_pin_dropped = False
+        self._pin_dropped_of: str | None = None  # run; the next one may have a new checkpoint, and a pin of its own
         self._has_warned = False
         self.lag = Lag()
         self.metrics: dict[str, float] = dict.fromkeys(METRICS, 0.0)
@@ -172,13 +172,13 @@ class ProgressListener(StreamingQueryListener):
         metrics["spark_reader_batch_seconds"] = progress.batchDuration / 1000
         metrics["spark_reader_rows_total"] += progress.numInputRows
         try:
-            self._report([end for end, _ in _positions(progress) if not end.is_log])
+            self._report([end for end, _ in _positions(progress) if not end.is_log], str(progress.runId))
         except HeadraceError as error:
             self.failures += 1
             logger.warning("progress not reported group=%s error=%s", self._options.group, error)
 
-    def _report(self, ends: list[Position]) -> None:
-        """Report how far the sources are; of a queue that several read, how far the last of them is."""
+    def _report(self, ends: list[Position], run: str = "") -> None:
+        """Report how far the sources of a run are; of a queue that several read, how far the last of them is."""
         options = self._options
         if len(ends) > 1 and not self._selects and not self._has_warned:
             self._has_warned = True
@@ -197,6 +197,6 @@ class ProgressListener(StreamingQueryListener):
         there = self._view.brokers()
         rows = [(key, offset) for key, offset in each_queue(reached) if key.broker in there]
         self._view.commit(options.group, rows, more=PROGRESS)
-        if not self._is_pin_dropped and Position(queues=reached).brokers <= there.keys():
+        if self._pin_dropped_of != run and Position(queues=reached).brokers <= there.keys():
             StartPin(self._view, options.group).drop(reached)
-            self._is_pin_dropped = True
+            self._pin_dropped_of = run

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -984,6 +985,20 @@ def test_a_listener_passes_over_topics_that_are_gone() -> None:
     listener._view.cluster = cast("Cluster", brokers)
     listener._report([Position(queues={"t": {BROKER: {0: 9}}, "u": {BROKER: {0: 3}}})])
     assert brokers.committed == {("g", "t", 0): 9}
+
+
+def test_a_listener_drops_the_pin_of_each_run() -> None:
+    """A session lives longer than its queries: the next one with a new checkpoint began where the one before had."""
+    brokers = Brokers({"t": {0: (0, 9)}})
+    listener = ProgressListener("a:1", "g")
+    listener._view.cluster = cast("Cluster", brokers)
+    end = Position(queues={"t": {BROKER: {0: 9}}}).to_json()
+    for run in ("one", "two"):
+        brokers.committed["g_start", "t", 0] = 4
+        source = SimpleNamespace(endOffset=end, latestOffset=None)
+        progress = SimpleNamespace(runId=run, name=None, batchDuration=1, numInputRows=5, sources=[source])
+        listener.onQueryProgress(cast("Any", SimpleNamespace(progress=progress)))
+        assert brokers.committed == {("g", "t", 0): 9}
 
 
 def test_a_listener_drops_the_pin_of_a_stream_over_rocketmq(monkeypatch: pytest.MonkeyPatch) -> None:
