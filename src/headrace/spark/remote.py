@@ -29,7 +29,7 @@ from headrace.errors import (
 from headrace.remoting.blocking import Cluster, read_queue_request, require
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.spark import connections
-from headrace.spark.errors import REGISTRY
+from headrace.spark.errors import REGISTRY, BrokerGoneError
 from headrace.spark.retry import insist
 from headrace.spark.streams.positions import QueueKey
 
@@ -393,8 +393,9 @@ class ServersView:
 
         Raises:
             RemotingRefusedError: a broker refuses one.
-            BrokerGoneError: a broker does not answer.
+            BrokerGoneError: a broker does not answer; the others are told all the same.
         """
+        gone: BrokerGoneError | None = None
         by_broker: dict[str, list[CommitRequest]] = {}
         for (topic, broker, queue_id), offset in offsets:
             ext = {"consumerGroup": group, "topic": topic, "queueId": str(queue_id), "commitOffset": str(offset)}
@@ -403,7 +404,12 @@ class ServersView:
         for broker, requests in by_broker.items():
             self.calls += len(requests)
             send = partial(self._send, broker, group, requests, is_durable)
-            insist(self.cluster, broker, "commits of offsets", self.source.retries, send)
+            try:
+                insist(self.cluster, broker, "commits of offsets", self.source.retries, send)
+            except BrokerGoneError as error:
+                gone = gone or error  # raised when the others are told
+        if gone is not None:
+            raise gone
 
     def _send(self, broker: str, group: str, requests: list[CommitRequest], is_durable: bool) -> None:
         """Send commits; RocketMQ 5 keeps offsets of groups it knows only: one that it does not is announced."""

@@ -802,6 +802,19 @@ def test_a_listener_passes_over_a_broker_that_is_away(monkeypatch: pytest.Monkey
     assert brokers.committed == {("g_start", "t", 0): 2, ("g", "t", 0): 5}
 
 
+def test_what_is_not_told_to_a_broker_that_went_away_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener lives on while its query is started again, and knows the broker still."""
+    monkeypatch.setattr("headrace.spark.retry.time.sleep", lambda _: None)
+    brokers = OneAway({"t": {0: (0, 9), 1: (0, 9)}}, names=["away", BROKER])
+    listener = ProgressListener("a:1", "g")
+    listener._view.cluster = cast("Cluster", brokers)
+    listener._report([Position(queues={"t": {"away": {0: 1}, BROKER: {1: 1}}})])
+    brokers.names.remove("away")
+    with pytest.raises(BrokerGoneError, match="'away'"):
+        listener._report([Position(queues={"t": {"away": {0: 2}, BROKER: {1: 3}}})])
+    assert brokers.committed == {("g", "t", 0): 1, ("g", "t", 1): 3}
+
+
 def test_a_start_that_cannot_be_pinned_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers({"t": {0: (0, 9)}})
     monkeypatch.setattr(brokers, "_commit", lambda ext: ResponseCode.TOPIC_NOT_EXIST)
