@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -63,6 +64,19 @@ def test_a_look_that_fails_is_logged_once_and_the_next_takes_its_minutes(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert f"look failed, the next one takes its minutes too error={LOST}" in caplog.text
     assert "looks succeed again failed=3" in caplog.text
+
+
+def test_a_folder_that_is_away_for_a_look_is_a_look_that_fails(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options are checked again with each look's own times, folders among them."""
+    folder = tmp_path / "minute"
+    folder.mkdir()
+    between = iter([folder.rmdir, folder.mkdir])
+    monkeypatch.setattr("headrace.spark.jobs.alerts_rounds.time.sleep", lambda _: next(between)())
+    summary = run([10, 20], tables=tmp_path, rounds=3)
+    assert summary.facts["asked"] == [1, 10]
+    assert (summary.facts["failed_looks"], summary.exit_code) == (1, 0)
 
 
 def test_so_many_in_a_row_end_the_job(run: Run) -> None:

@@ -49,6 +49,8 @@ def look(spark: SparkSession, config: Config, summary: Summary) -> None:
         while True:
             started = time.monotonic()
             try:
+                if rounds:  # checks the options again, and whether folders are there
+                    config = replace(config, since=summary.facts.get("until_ms", config.since), fit=False)
                 if brokers is not None:
                     found += look_for_brokers(spark, config, brokers, summary)
                 found += look_once(spark, config, summary)
@@ -64,8 +66,6 @@ def look(spark: SparkSession, config: Config, summary: Summary) -> None:
             del found[: -10 * config.top]
             phase("waiting")
             time.sleep(max(0.0, config.every_ms / 1000 - (time.monotonic() - started)))
-            since = summary.facts.get("until_ms", config.since)
-            config = replace(config, since=since, fit=False)
     failures.describe()
     show_alerts(found, config, summary)
 
