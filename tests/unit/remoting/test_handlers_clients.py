@@ -699,6 +699,21 @@ def test_versions_of_subscriptions_are_of_64_bits(rig: RemotingRig, version: obj
     assert rig.peer().ask(34, body=as_json(body)).code == code
 
 
+@pytest.mark.parametrize("version", [{}, {"subVersion": None}])
+def test_a_subscription_without_a_version_is_as_new_as_its_heartbeat(
+    rig: RemotingRig, version: dict[str, None]
+) -> None:
+    """As in RocketMQ: a client that gives none may change what it wants."""
+    for expression in ("A", "B"):
+        given = subscription("T1", expression)
+        del given["subVersion"]
+        assert rig.peer().heartbeat("c1", given | version, group="G1").code == 0
+        rig.clock.advance_ms(1)
+        found = rig.services.clients.subscription("G1", "T1")
+        assert found is not None
+        assert found.expression == expression
+
+
 @pytest.mark.parametrize(("kind", "code"), [("", 0), ("TAG", 0), ("SQL92", 0), ("NONE", 23), ("tag", 23)])
 def test_kinds_of_subscriptions(rig: RemotingRig, kind: str, code: int) -> None:
     """One that no pull could be filtered by is refused at once."""

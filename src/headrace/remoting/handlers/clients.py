@@ -78,7 +78,7 @@ def heart_beat(peer: Peer, command: Command) -> Parts:
         bodies.member_text(given, "groupName")
         for given in bodies.member_list(body, "producerDataSet", most, "remoting.max_subscriptions")
     ]
-    consumers = yield from read_consumers(body, most)
+    consumers = yield from read_consumers(body, most, services.clock.now_ms())
     version = services.groups.version
     kept, made, refusal = admit_groups(services, consumers)
     changed = services.clients.register(
@@ -156,8 +156,8 @@ def _lacks_something(services: Services, name: str) -> bool:
     return not has_topic and group.retry_queues > 0 and not is_system_group(name)
 
 
-def read_consumers(body: dict[str, Any], most: int) -> Generator[None, None, list[ConsumerData]]:
-    """Read what a heartbeat says of its consumer groups; behind each ``yield`` comes another part.
+def read_consumers(body: dict[str, Any], most: int, now_ms: int = 0) -> Generator[None, None, list[ConsumerData]]:
+    """Read what a heartbeat, come at ``now_ms``, says of its consumer groups; behind each ``yield`` comes another part.
 
     Raises:
         RequestRefusedError: a member is missing or malformed, or there are too many subscriptions.
@@ -181,7 +181,7 @@ def read_consumers(body: dict[str, Any], most: int) -> Generator[None, None, lis
                     ResponseCode.SYSTEM_ERROR,
                     f"the body's subscriptions have more tags than the {MAX_TAGS} that are read",
                 )
-            subscriptions += map(read_subscription, part)
+            subscriptions += (read_subscription(item, now_ms) for item in part)
         consumers.append(_read_consumer(given, subscriptions))
         left -= len(subscriptions)
         if left < 0:
@@ -210,8 +210,8 @@ def _read_consumer(given: dict[str, Any], subscriptions: list[Subscription]) -> 
     )
 
 
-def read_subscription(given: dict[str, Any]) -> Subscription:
-    """Read one subscription; the hashes that clients send with it are computed anew.
+def read_subscription(given: dict[str, Any], now_ms: int = 0) -> Subscription:
+    """Read one subscription; the hashes that clients send with it are computed anew, and no version means now.
 
     Raises:
         RequestRefusedError: a member is missing or malformed, or the kind of its expression is unknown.
@@ -226,7 +226,7 @@ def read_subscription(given: dict[str, Any]) -> Subscription:
         bodies.member_text(given, "topic"),
         expression,
         kind,
-        bodies.member_int(given, "subVersion"),
+        bodies.member_int(given, "subVersion", now_ms),
     )
 
 
