@@ -325,3 +325,12 @@ class FileWriter:
         self._wanted = None
         self._number += 1
         self._file.save(content, self._number)
+
+    def replace_both(self, content: bytes | bytearray) -> None:
+        """Replace the file and its copy before returning: what they said must never count again. Blocks: for a start.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        for _ in range(2):
+            self.write_now(content)

@@ -113,7 +113,7 @@ class OffsetTable:
         if self.counters.clamped:
             # Now: a kill would bring the old ones back, above what is published from now on.
             try:
-                self._writer.write_now(build())
+                self._writer.replace_both(build())
             except OSError as error:
                 logger.error("clamped offsets not written, tried again path=%s error=%s", self._file.path, error)
                 self._changed.update(dict.fromkeys(self._offsets))

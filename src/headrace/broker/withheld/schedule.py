@@ -152,7 +152,7 @@ class DelayLevels:
         self._unused = {number: cursor for number, cursor in cursors.items() if number > len(delays)}
         if self.counters.clamped:
             # Now: a kill would bring the old ones back, above what is delayed from now on.
-            writer.write_now(encode_cursors(self.cursors))
+            writer.replace_both(encode_cursors(self.cursors))
         for queue in topic.queues[len(delays) :]:
             left = queue.next_offset - self._unused.get(queue.queue_id + 1, 0)
             if left > 0:

@@ -223,6 +223,7 @@ def test_clamped_offsets_are_on_disk_before_anything_is_published(tmp_path: Path
     make(tmp_path, jobs, ends={("T", 0): 4, ("T", 1): 7})
     assert jobs.count == 0
     assert on_disk(tmp_path) == {"offsetTable": {"T@G": {"0": 4, "1": 7}}, "resetTable": {"T@G": {"0": 4}}}
+    assert (tmp_path / f"{FILE_NAME}.bak").read_bytes() == (tmp_path / FILE_NAME).read_bytes()
 
 
 def test_what_no_broker_wrote_is_passed_over_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

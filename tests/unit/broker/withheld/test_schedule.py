@@ -388,7 +388,8 @@ def test_a_cursor_beyond_the_log_is_clamped(rig: MessagingRig) -> None:
     assert rig.bodies("T") == [b"x"]
 
 
-def test_a_clamped_cursor_is_on_disk_before_anything_is_delayed(rig: MessagingRig) -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_clamped_cursor_is_on_disk_before_anything_is_delayed(rig: MessagingRig, is_damaged: bool) -> None:
     """A kill brought the old one back: messages that were delayed meanwhile stood in front of it, and never came."""
     rig.restart()
     rig.kill()
@@ -398,6 +399,8 @@ def test_a_clamped_cursor_is_on_disk_before_anything_is_delayed(rig: MessagingRi
     rig.pass_time(100)
     rig.store.flush()
     rig.kill()
+    if is_damaged:  # nor does the copy have the old one
+        (rig.config / "delayOffset.json").write_bytes(b"damaged")
     rig._open()
     rig.pass_time(1100)
     assert rig.bodies("T") == [b"x"]
