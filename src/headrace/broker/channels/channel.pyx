@@ -812,7 +812,7 @@ cdef class Channel:
                 if at < end:
                     self.write_ready(writer, at, min(at + entries, end))
                     at += entries
-                else:
+                if at >= end:
                     more = self.deferred.save_some(writer, entries)
                     if not more:
                         self.write_in_flight(writer)
