@@ -168,7 +168,8 @@ class TopicTable:
             return topic
         self._require_new(name)
         if name.endswith(EPHEMERAL_SUFFIX):
-            log = MemoryLog(self._core.settings.ephemeral_messages, self._core.settings.ephemeral_bytes)
+            settings = self._core.settings
+            log = MemoryLog(settings.ephemeral_messages, settings.ephemeral_bytes, self._core.clock.now_ms())
             topic = Topic(name, [MemoryQueue(name, 0, log)], ephemeral=True, paused=False, frozen=[0])
             self.topics[name] = topic
             return topic

@@ -8,7 +8,7 @@ class MemoryLog:
     max_bytes: int
     held_bytes: int
     evicted_messages: int
-    def __init__(self, max_messages: int, max_bytes: int) -> None: ...
+    def __init__(self, max_messages: int, max_bytes: int, now_ms: int = 0) -> None: ...
     def append(self, batch: PublishBatch, now_ms: int) -> int:
         """Append the entries whose queue belongs to this log; return how many messages had to go for them."""
     def clear(self) -> None:

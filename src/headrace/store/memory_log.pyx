@@ -1,7 +1,9 @@
 """The log of an ephemeral topic: the same records, in memory, bounded.
 
 When a bound is reached the oldest messages go (counted): channels that fell behind lose them, channels that keep up
-lose nothing. Physical offsets count bytes with bit 47 set, so a message id tells where its message lived.
+lose nothing. Physical offsets count bytes with bit 47 set, so a message id tells where its message lived. They begin at
+a place of their own for each millisecond of twelve days: a topic that goes and comes again gives no id a second time, nor
+does a restart, as long as it has taken less than 64 KiB a millisecond.
 
 Records lie in chunks of 64 KiB; a larger record has a chunk of its own. A chunk is freed with its last record, or
 with the last view that pins it.
@@ -22,6 +24,7 @@ cdef enum:
     CHUNK_BYTES = 1 << CHUNK_SHIFT
 
 cdef int64_t MEMORY_BIT = <int64_t>1 << 47
+cdef int64_t FIRST_CHUNK_MASK = (<int64_t>1 << 30) - 1
 
 
 cdef class MemoryChunk:
@@ -37,10 +40,10 @@ cdef class MemoryChunk:
 
 
 cdef class MemoryLog(LogBase):
-    def __init__(self, int64_t max_messages, int64_t max_bytes):
+    def __init__(self, int64_t max_messages, int64_t max_bytes, int64_t now_ms=0):
         self.max_messages = max(max_messages, 1)
         self.max_bytes = max_bytes
-        self.end_offset = MEMORY_BIT
+        self.end_offset = MEMORY_BIT + ((now_ms & FIRST_CHUNK_MASK) << CHUNK_SHIFT)
         self.chunks = {}
         self.queues = []
 

@@ -336,6 +336,19 @@ def test_an_ephemeral_channel_goes_with_its_last_consumer(rig: BrokerRig) -> Non
     assert all(change["op"] != "create_channel" for change in rig.control_records())
 
 
+def test_an_ephemeral_topic_that_is_made_again_repeats_no_id(rig: BrokerRig) -> None:
+    """A consumer that remembers ids would take new messages for old ones."""
+    ids = []
+    for _ in range(2):
+        subscription, channel = rig.subscribe("reply#ephemeral", "reader#ephemeral")
+        rig.publish("reply#ephemeral", [b"x"] * 3)
+        ids += [message_id for _, _, message_id in rig.take(subscription, channel)]
+        rig.broker.unsubscribe(subscription)
+        assert "reply#ephemeral" not in rig.broker.topics
+        rig.clock.advance_ms(1)
+    assert len(set(ids)) == 6
+
+
 @pytest.mark.parametrize("is_deleted", [True, False])
 def test_an_ephemeral_topic_that_ended_keeps_no_message(rig: BrokerRig, is_deleted: bool) -> None:
     """Its objects refer to each other: the collector may find them only hours later."""
