@@ -10,7 +10,7 @@ import pytest
 
 pq = pytest.importorskip("pyarrow.parquet", reason="the extra spark is not installed")
 
-from headrace.errors import ConfigError  # noqa: E402
+from headrace.errors import ConfigError, HeadraceError  # noqa: E402
 from headrace.spark.jobs import alerts_looking, stats  # noqa: E402
 from headrace.spark.jobs.archive import lock_archive  # noqa: E402
 from headrace.spark.jobs.folder import FolderBusyError, hold_folder, make_folder  # noqa: E402
@@ -77,3 +77,28 @@ def test_jobs_that_add_alerts_to_one_folder_lose_none(tmp_path):
         thread.join(timeout=60)
     rows = pq.ParquetFile(tmp_path / "dt=2026-01-01" / "alerts.parquet").read().to_pylist()
     assert sorted(row["topic"] for row in rows) == sorted(f"t{number}" for number in range(60))
+
+
+def test_a_file_of_alerts_that_is_damaged_is_named(tmp_path):
+    """A standing job ended with a traceback of pyarrow's, and so did each one after it."""
+    path = tmp_path / "dt=2026-01-01" / "alerts.parquet"
+    path.parent.mkdir()
+    path.touch()
+    with pytest.raises(HeadraceError, match=r"dt=2026-01-01/alerts\.parquet cannot be read: .*0 bytes.*move it away"):
+        alerts_looking.write_alerts([alert(1)], tmp_path)
+    path.unlink()
+    alerts_looking.write_alerts([alert(1)], tmp_path)
+
+
+def test_alerts_are_on_disk_before_they_take_the_place_of_others(tmp_path, monkeypatch):
+    path = tmp_path / "dt=2026-01-01" / "alerts.parquet"
+    synced = []
+    sync = os.fsync
+
+    def note(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", note)
+    alerts_looking.write_alerts([alert(1)], tmp_path)
+    assert synced == [path.stat().st_ino, path.parent.stat().st_ino]

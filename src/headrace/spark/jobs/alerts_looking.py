@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.errors import HeadraceError
+from headrace.format.side_file import sync_folder
 from headrace.spark.jobs import alerts_model, stats_tables
 from headrace.spark.jobs.alerts_brokers import silent_brokers
 from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
@@ -415,6 +417,7 @@ def write_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
     Raises:
         ConfigError, OSError: the folder cannot be written.
         FolderBusyError: another run does not let go of it.
+        HeadraceError: the file of a day is damaged.
     """
     with hold_folder(folder, "to", lock=LOCK, wait_s=_WAIT_S):
         _merge_alerts(alerts, folder)
@@ -426,12 +429,19 @@ def _merge_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         known: dict[str, dict[str, Any]] = {}
         if path.exists():
-            known = {key_of(alert): alert for alert in pq.ParquetFile(path).read().to_pylist()}
+            try:
+                known = {key_of(alert): alert for alert in pq.ParquetFile(path).read().to_pylist()}
+            except pa.ArrowException as error:
+                raise HeadraceError(f"{path} cannot be read: {error}: move it away to go on without it") from error
         known |= {key_of(alert): alert for alert in of_day}
         merged = sorted(known.values(), key=lambda alert: (alert["time"], key_of(alert)))
         beside = path.with_name(".alerts.parquet.new")
-        pq.write_table(pa.Table.from_pylist(merged, schema=ALERT_SCHEMA), beside)
+        with beside.open("wb") as file:
+            pq.write_table(pa.Table.from_pylist(merged, schema=ALERT_SCHEMA), file)
+            file.flush()
+            os.fsync(file.fileno())  # it takes the place of all that the day has
         beside.replace(path)
+        sync_folder(path.parent)
 
 
 def show_alerts(found: Sequence[dict[str, Any]], config: Config, summary: Summary) -> None:
