@@ -287,6 +287,8 @@ def make_settings(data_dir: Path, overrides: dict[str, Any]) -> Settings:
             hint = nearest(key, known) or ": write SECTION__FIELD, such as store__durability"
             raise ConfigError(f"{key} is no setting{hint}", key=key)
         by_section.setdefault(section, {})[field] = accepted
+    store = by_section["store"]
+    store["data_dir"] = store["data_dir"].absolute()  # a test may change the working directory while the broker runs
     settings = _replace(settings, by_section)
     validate(settings)
     return settings

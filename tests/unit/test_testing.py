@@ -225,6 +225,26 @@ def test_a_folder_of_the_caller_stays(tmp_path: Path) -> None:
         assert [client.take()[1], client.take()[1]] == [b"one", b"two"]
 
 
+def test_a_relative_folder_is_the_same_when_the_test_goes_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next segment was looked for where the test had gone, and a restart made an empty store there."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with testing.broker(store__data_dir="kept") as broker:
+        with connect(broker.nsq_tcp) as client:
+            client.publish("t", b"before")
+            monkeypatch.chdir(elsewhere)
+            for _ in range(3):
+                client.publish("t", bytes(testing.SEGMENT_BYTES // 2))
+        broker.restart()
+        with connect(broker.nsq_tcp) as client:
+            client.subscribe("t", "c")
+            assert client.take() == (1, b"before")
+    assert not list(elsewhere.iterdir())
+
+
 def test_settings_reach_the_broker() -> None:
     topics = {"fast": TopicSettings(durability="async")}
     with testing.broker(
