@@ -224,6 +224,16 @@ def test_secret_comes_from_file_or_environment_and_is_never_shown(tmp_path, monk
             JobConfig(secret_file=wrong).secret_key()
 
 
+@pytest.mark.parametrize("given", [{"access_key": "me"}, {"secret_file": "secret"}])
+def test_one_key_alone_is_refused_in_one_sentence(given, tmp_path, monkeypatch):
+    """It was a ValueError of the connection, with its traceback."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(SECRET_VARIABLE, raising=False)
+    (tmp_path / "secret").write_text("hush")
+    with pytest.raises(ConfigError, match=r"--access-key.* secret"):
+        JobConfig(servers="a:1", **given).secret_key()
+
+
 def test_to_dict_has_what_was_set():
     assert make(to="/x", topics="a").to_dict() == {"to": "/x", "topics": ["a"]}
 

@@ -281,10 +281,16 @@ class JobConfig:
         """Return the secret key, empty when there is none.
 
         Raises:
-            ConfigError: the file cannot be read, or holds nothing.
+            ConfigError: the file cannot be read, or holds nothing; or there is one of access key and secret key alone.
         """
         if self.secret_file is None:
-            return os.environ.get(SECRET_VARIABLE, "") if self.access_key else ""
+            secret = os.environ.get(SECRET_VARIABLE, "") if self.access_key else ""
+            if self.access_key and not secret:
+                raise ConfigError(
+                    f"--access-key needs its secret key: name --secret-file FILE, or set {SECRET_VARIABLE}",
+                    key="access_key",
+                )
+            return secret
         try:
             secret = self.secret_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -292,6 +298,10 @@ class JobConfig:
             raise ConfigError(f"--secret-file {self.secret_file} cannot be read: {reason}", key="secret_file") from None
         if not secret:
             raise ConfigError(f"--secret-file {self.secret_file} is empty", key="secret_file")
+        if not self.access_key:
+            raise ConfigError(
+                f"--secret-file {self.secret_file} needs --access-key, whose secret it is", key="secret_file"
+            )
         return secret
 
     def require_source(self) -> None:
