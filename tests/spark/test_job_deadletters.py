@@ -112,6 +112,20 @@ def test_no_dead_letters_are_no_error(spark: SparkSession, tmp_path: Path) -> No
     assert (shown["dead_letters"], shown["retries"], shown["causes"]) == (0, 0, [])
 
 
+def test_properties_whose_names_are_no_utf8_hold_up_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """Both names are U+FFFD in a column; a map of Spark's may not have a key twice, if nobody says else."""
+    made = JobStore(tmp_path / "store")
+    two: dict[str, Any] = dict.fromkeys(("\udcd6", "\udcb9"), "x")
+    offsets = [made.put("orders", b"gbk", **two), made.put("orders", b"plain")]
+    for offset in offsets:
+        made.fail("billing", offset, give_up=True)
+    made.close()
+    with testing.broker(store__data_dir=tmp_path / "store") as broker:
+        wait_registered(broker, "orders")
+        shown = deadletters.run(spark, deadletters.Config(servers=broker.registry, resend=True)).facts
+        assert (shown["chosen"], shown["sent"]) == (2, 2)
+
+
 def test_the_list_says_where_each_belongs(spark: SparkSession, failures: Failures, tmp_path: Path) -> None:
     deadletters.run(spark, deadletters.Config(store=failures.folder, to=tmp_path / "list"))
     rows = spark.read.parquet(str(tmp_path / "list")).collect()

@@ -23,6 +23,7 @@ from headrace.spark.jobs.log_rows import note_damage, plan_between, rows_of, sou
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import born, closed_topics, name_of, publish, summarise_skipped
 from headrace.spark.jobs.search import show_body
+from headrace.spark.jobs.spark_settings import settings_of
 from headrace.spark.jobs.summary import Summary, Table, count_of
 from headrace.spark.jobs.target import hold_target, replace_folder
 
@@ -43,6 +44,8 @@ NOT_SENT: Final = (
 )  # fmt: skip
 """Properties of the failure, or that have columns of their own."""
 SECONDS_OF_A_DAY: Final = 86_400
+LAST_WINS: Final = {"spark.sql.mapKeyDedupPolicy": "LAST_WIN"}
+"""Names of properties that are no UTF-8 may be one name in a column: Spark would refuse them all for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,8 @@ def _look(spark: SparkSession, config: Config, summary: Summary) -> None:
             summary.facts["list"] = str(config.to)
         if config.resend:
             phase("sending again")
-            _resend(dead, config, summary)
+            with settings_of(spark, LAST_WINS):
+                _resend(dead, config, summary)
     finally:
         letters.unpersist()
         note_damage(summary)
