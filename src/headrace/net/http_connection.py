@@ -113,7 +113,14 @@ def _accept_absolute_targets(app: Application) -> Application:
         _, is_url, behind = scope["raw_path"].partition(b"://")
         if is_url and not scope["raw_path"].startswith(b"/"):
             scope["path"] = "/" + unquote(behind.partition(b"/")[2].decode("ascii"))
-        await app(scope, receive, send)
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            # By a stop that waits no longer: uvicorn says so once, and would log a traceback for each request.
+            with contextlib.suppress(RuntimeError):  # its answer has begun
+                headers = [(b"Connection", b"close"), (b"Content-Length", b"0")]
+                await send({"type": "http.response.start", "status": 503, "headers": headers})
+                await send({"type": "http.response.body"})
 
     return call
 

@@ -843,3 +843,26 @@ def test_a_slow_head_behind_what_was_taken_over_is_cut() -> None:
         writer.close()
 
     assert serve(scenario, shortcut, request_seconds=0.05).counters.refusals == {"slow_request": 1}
+
+
+def test_a_stop_tells_of_requests_that_do_not_end_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that owes the rest of a body is no bug, and gets no traceback."""
+    monkeypatch.setattr("headrace.net.http.STOP_GRACE_SECONDS", 1)
+    clients = [socket.socket(), socket.socket()]
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        loop = asyncio.get_running_loop()
+        for client in clients:
+            client.setblocking(False)
+            await loop.sock_connect(client, listener.address)
+            await loop.sock_sendall(client, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc")
+        await until(lambda: listener.counters.requests == 2)
+
+    with caplog.at_level(logging.WARNING):
+        serve(scenario)
+    for client in clients:
+        with client:
+            assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
+    assert [record.exc_info for record in caplog.records] == [None]
