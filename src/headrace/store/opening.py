@@ -105,6 +105,20 @@ def _make_blank_file(path: Path, size: int) -> None:
     sync_folder(path.parent)
 
 
+def _write_or_find(fd: int, content: bytes, position: int, path: str) -> int:
+    """Write what a file has at a position; return how many bytes.
+
+    A start has to do without where writing takes new blocks and the disk has none, if the file has them all the same.
+    """
+    try:
+        return os.pwrite(fd, content, position)
+    except OSError as error:
+        if error.errno not in DISK_FULL or os.pread(fd, len(content), position) != content:
+            raise
+        logger.warning("end of the log not written once more before it counts path=%s error=%s", path, error.strerror)
+        return len(content)
+
+
 class Opening:
     """The opening of one store whose folder is locked.
 
@@ -453,10 +467,7 @@ class Opening:
             while position < end:
                 content = os.pread(fd, min(end - position, _FOLIO_BYTES), position)
                 os.posix_fadvise(fd, position, _FOLIO_BYTES, os.POSIX_FADV_DONTNEED)
-                position += os.pwrite(fd, content, position)
-        except OSError as error:
-            if error.errno not in DISK_FULL:  # where writing takes new blocks: a start has to do without
-                raise
+                position += _write_or_find(fd, content, position, segment.path)
         finally:
             os.close(fd)
 

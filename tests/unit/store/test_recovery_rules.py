@@ -1040,3 +1040,30 @@ def test_what_no_flush_confirmed_is_written_once_more(bench: StoreBench, monkeyp
     written.clear()
     bench.restart()
     assert not written
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_cannot_be_written_once_more_is_there_or_ends_the_start(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_there: bool
+) -> None:
+    """Where writing takes new blocks a full disk has none: what was taken from memory before must not be missing."""
+    bench.append("t", b"durable")
+    bench.append("t", b"x" * 900, flush=False)
+    bench.crash()
+    write = os.pwrite
+
+    def refuse(fd: int, content: bytes, position: int) -> int:
+        if "commitlog" not in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            return write(fd, content, position)
+        if not is_there:
+            write(fd, bytes(len(content)), position)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    if is_there:
+        bench.open()
+        assert len(bench.messages("t")) == 2
+        assert sum("not written once more" in line for line in caplog.messages) == 1
+    else:
+        with pytest.raises(OSError, match="No space left"):
+            bench.open()
