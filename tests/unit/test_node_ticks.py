@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ import uvloop
 from headrace.net.loop_load import Load
 from headrace.node import TICK_SECONDS, Node
 from headrace.settings import Settings, StoreSettings
+from tests.support.long_reads import LongReads
 
 
 class StepLoop:
@@ -102,32 +101,16 @@ def test_what_came_before_the_time_of_a_tick_has_been_read(tmp_path: Path) -> No
     sent_ms: list[int] = []
 
     async def run() -> None:
-        is_over = asyncio.Event()
-
-        class Reader(asyncio.Protocol):
-            def data_received(self, data: bytes) -> None:
-                if data == b"long":
-                    time.sleep(2 * TICK_SECONDS)  # the timer is due
-                    other.send(b"long, too")
-                elif data == b"long, too":
-                    sent_ms.append(node.clock.monotonic_ms())
-                    one.send(b"meanwhile")
-                    time.sleep(2 * TICK_SECONDS)
-                elif data == b"meanwhile":
-                    is_over.set()
-
         node: Any
         node, _ = _node(tmp_path, "", [])
+        reads = LongReads(node.clock.monotonic_ms, 2 * TICK_SECONDS)
         node._loop = asyncio.get_running_loop()
-        node.broker.tick = lambda now_ms: None if is_over.is_set() else read_ms.append(now_ms)
-        server = await node._loop.create_server(Reader, "127.0.0.1", 0)
-        address = server.sockets[0].getsockname()
+        node.broker.tick = lambda now_ms: None if reads.is_over.is_set() else read_ms.append(now_ms)
+        server = await node._loop.create_server(reads, "127.0.0.1", 0)
         node._tick()
-        with socket.create_connection(address) as one, socket.create_connection(address) as other:
-            await asyncio.sleep(TICK_SECONDS / 2)
-            one.send(b"long")
-            await asyncio.wait_for(is_over.wait(), 10)
+        await reads.run(server.sockets[0].getsockname())
         server.close()
+        sent_ms.append(reads.sent_ms)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())

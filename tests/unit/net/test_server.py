@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,6 +12,7 @@ import uvloop
 from headrace.clock import Clock, ManualClock
 from headrace.net.connection import Connection
 from headrace.net.server import StreamServer
+from tests.support.long_reads import LongReads
 
 
 class Looked:
@@ -62,30 +61,15 @@ def test_what_came_before_the_time_of_a_look_has_been_read() -> None:
     sent_ms: list[int] = []
 
     async def run() -> None:
-        is_over = asyncio.Event()
-
-        class Reader(asyncio.Protocol):
-            def data_received(self, data: bytes) -> None:
-                if data == b"long":
-                    time.sleep(0.15)  # the timer is due
-                    other.send(b"long, too")
-                elif data == b"long, too":
-                    sent_ms.append(clock.monotonic_ms())
-                    one.send(b"meanwhile")
-                    time.sleep(0.15)
-                elif data == b"meanwhile":
-                    is_over.set()
-
         clock = Clock()
+        reads = LongReads(clock.monotonic_ms, 0.15)
         server: StreamServer[Any] = StreamServer("test", clock, 10)
-        looked = Looked(server, lambda now_ms: None if is_over.is_set() else looks_ms.append(now_ms))
+        looked = Looked(server, lambda now_ms: None if reads.is_over.is_set() else looks_ms.append(now_ms))
         server.wheel.schedule(cast(Connection, looked), 0)
-        host, _, port = (await server.listen("127.0.0.1:0", Reader)).rpartition(":")
-        with socket.create_connection((host, int(port))) as one, socket.create_connection((host, int(port))) as other:
-            await asyncio.sleep(0.05)
-            one.send(b"long")
-            await asyncio.wait_for(is_over.wait(), 10)
+        host, _, port = (await server.listen("127.0.0.1:0", reads)).rpartition(":")
+        await reads.run((host, int(port)))
         await server.stop()
+        sent_ms.append(reads.sent_ms)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
