@@ -4,7 +4,14 @@
 test's id for it: each test is then on its own, and a module's broker is started again and again.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd
 
 
 class FileScheduling(LoadScopeScheduling):
@@ -21,3 +28,11 @@ class FileScheduling(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config, log):
     """Take the place of pytest-xdist's own scheduler."""
     return FileScheduling(config, log)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
+    """nsqd and Headrace, both empty."""
+    directory = tmp_path_factory.mktemp("nodes")
+    with serve_nsqd(directory / "nsqd") as nsqd, serve_headrace(directory / "headrace") as headrace:
+        yield nsqd, headrace

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import selectors
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
-import pytest
-
 from tests.crash.nsq_client import ERROR, MESSAGE, NsqSocket, dpub, mpub
-from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd
+from tests.interop.nsq_peers import Node
 from tests.support.waiting import until
 
 CHANNELS = {"a": (1, 5, 100), "b": (2, 50)}
@@ -28,14 +26,6 @@ FATES = (
 MAX_DELIVERIES = 4
 SETTLED_SECONDS = 60
 COUNTED = ("message_count", "requeue_count", "timeout_count", "depth", "in_flight_count", "deferred_count")
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
-    """nsqd and Headrace, both empty."""
-    directory = tmp_path_factory.mktemp("deliveries")
-    with serve_nsqd(directory / "nsqd") as nsqd, serve_headrace(directory / "headrace") as headrace:
-        yield nsqd, headrace
 
 
 class Seen:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.crash.nsq_client import ERROR, MESSAGE, dpub, mpub, pub, sized
-from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd
+from tests.interop.nsq_peers import Node
 from tests.support.waiting import until
 
 CHANNELS = ("a", "b")
@@ -253,14 +253,6 @@ class Histories(RuleBasedStateMachine):
             for client in consumer.clients:
                 client.wait_for_close()
             consumer.close()
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
-    """nsqd and Headrace, both empty."""
-    directory = tmp_path_factory.mktemp("histories")
-    with serve_nsqd(directory / "nsqd") as nsqd, serve_headrace(directory / "headrace") as headrace:
-        yield nsqd, headrace
 
 
 def test_both_servers_have_the_same_history(nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:

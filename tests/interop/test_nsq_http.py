@@ -6,27 +6,18 @@ import json
 import shutil
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.interop.nsq_peers import Answer, Node, ask, running, serve_headrace, serve_nsqd
+from tests.interop.nsq_peers import Answer, Node, ask, running, serve_headrace
 from tests.support.toolchain import cannot_run
 from tests.support.waiting import until
 
 COMPARED_HEADERS = ("allow", "content-type", "location", "x-nsq-content-type")
 MAX_MESSAGE = 1 << 20
 MAX_BODY = 5 << 20
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
-    """nsqd and Headrace, both empty."""
-    directory = tmp_path_factory.mktemp("http")
-    with serve_nsqd(directory / "nsqd") as nsqd, serve_headrace(directory / "headrace") as headrace:
-        yield nsqd, headrace
 
 
 def compare(nodes: tuple[Node, Node], method: str, target: str, body: bytes | None = None) -> Answer:

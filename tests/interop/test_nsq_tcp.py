@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.nsq_peers import Node, serve_headrace, serve_nsqd
+from tests.interop.nsq_peers import Node
 from tests.support.waiting import until
 from tests.unit.nsq.fake_client import identify, mpub, pub
 from tests.unit.nsq.test_connection import CUT_SHORT, FATAL
@@ -23,14 +23,6 @@ ID = b"0123456789abcdef"
 
 Answer = tuple[list[tuple[int, bytes]], bool]
 """Frames, messages by attempts and body only, and whether the connection was closed."""
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
-    """nsqd and Headrace, both empty."""
-    directory = tmp_path_factory.mktemp("tcp")
-    with serve_nsqd(directory / "nsqd") as nsqd, serve_headrace(directory / "headrace") as headrace:
-        yield nsqd, headrace
 
 
 class Talk:
