@@ -14,18 +14,20 @@ from headrace.clock import STANDSTILL_MS, LoopClock
 class Ticks:
     """Stands for the system's monotonic clock."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.ms = 5_000
-        monkeypatch.setattr(time, "monotonic_ns", lambda: self.ms * 1_000_000)
+
+    def now_ns(self) -> int:
+        return self.ms * 1_000_000
 
 
 @pytest.fixture
-def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
-    return Ticks(monkeypatch)
+def ticks() -> Ticks:
+    return Ticks()
 
 
 def test_a_loop_that_turns_has_the_systems_time(ticks: Ticks) -> None:
-    clock = LoopClock()
+    clock = LoopClock(ticks.now_ns)
     clock.begin()
     for _ in range(100):
         ticks.ms += STANDSTILL_MS
@@ -34,7 +36,7 @@ def test_a_loop_that_turns_has_the_systems_time(ticks: Ticks) -> None:
 
 
 def test_what_the_loop_stood_still_is_left_out(ticks: Ticks, caplog: pytest.LogCaptureFixture) -> None:
-    clock = LoopClock()
+    clock = LoopClock(ticks.now_ns)
     clock.begin()
     before = clock.monotonic_ms()
     ticks.ms += 10_000
@@ -48,7 +50,7 @@ def test_what_the_loop_stood_still_is_left_out(ticks: Ticks, caplog: pytest.LogC
 
 def test_a_loop_that_is_always_late_has_time_that_goes_on(ticks: Ticks, caplog: pytest.LogCaptureFixture) -> None:
     """Deadlines must pass some time: each look counts for something. Short standstills are in the metric only."""
-    clock = LoopClock()
+    clock = LoopClock(ticks.now_ns)
     clock.begin()
     before = clock.monotonic_ms()
     for _ in range(10):
@@ -60,7 +62,7 @@ def test_a_loop_that_is_always_late_has_time_that_goes_on(ticks: Ticks, caplog: 
 
 def test_before_the_loop_runs_nothing_is_left_out(ticks: Ticks) -> None:
     """Recovery takes its time and looks at no clock."""
-    clock = LoopClock()
+    clock = LoopClock(ticks.now_ns)
     clock.monotonic_ms()
     ticks.ms += 60_000
     assert clock.monotonic_ms() == ticks.ms
@@ -71,7 +73,7 @@ def test_before_the_loop_runs_nothing_is_left_out(ticks: Ticks) -> None:
 
 def test_another_thread_hides_no_standstill(ticks: Ticks) -> None:
     """Nor does it end one: what it does is not what the loop does."""
-    clock = LoopClock()
+    clock = LoopClock(ticks.now_ns)
     clock.begin()
     before = clock.monotonic_ms()
     for _ in range(20):
@@ -80,3 +82,14 @@ def test_another_thread_hides_no_standstill(ticks: Ticks) -> None:
         other.start()
         other.join()
     assert clock.monotonic_ms() == before + STANDSTILL_MS
+
+
+def test_without_another_it_has_the_systems_clocks() -> None:
+    """``time.monotonic_ns`` is compared with it, and stored times are read by others."""
+    clock = LoopClock()
+    clock.begin()
+    for before, asked, after in (
+        (time.monotonic_ns(), clock.monotonic_ms(), time.monotonic_ns()),
+        (time.time_ns(), clock.now_ms(), time.time_ns()),
+    ):
+        assert before // 1_000_000 <= asked <= after // 1_000_000

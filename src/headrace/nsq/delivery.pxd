@@ -4,9 +4,11 @@ from libc.stdint cimport int64_t
 
 from headrace.batch cimport RecordBatch
 from headrace.broker.channels.channel cimport Channel, Subscription
+from headrace.clock cimport Clock
 
 cdef class Delivery:
     cdef object _server
+    cdef Clock _clock
     cdef RecordBatch _records                   # of one write
 
     cdef Py_ssize_t _quantum(self, Channel channel, Py_ssize_t consumers) except -1

@@ -35,6 +35,7 @@ cdef bint may_wait(Subscription subscription) noexcept:
 cdef class Delivery:
     def __init__(self, server):
         self._server = server
+        self._clock = server.clock
         self._records = RecordBatch()
 
     def deliver(self, Channel channel not None):
@@ -49,9 +50,8 @@ cdef class Delivery:
         cdef Subscription subscription
         cdef dict sent = {}
         server = self._server
-        clock = server.clock
-        cdef int64_t now_ms = clock.now_ms()
-        cdef int64_t monotonic_ms = clock.monotonic_ms()
+        cdef int64_t now_ms = self._clock.now_ms()
+        cdef int64_t monotonic_ms = self._clock.monotonic_ms()
         try:
             while at < len(turns) and channel.has_ready():
                 if room < _SMALL_BYTES:

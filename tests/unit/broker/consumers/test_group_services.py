@@ -54,7 +54,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_windows_of_statistics(rig: S
     """With a clock that was hours ahead at the start the last minute was hours long, and its rate that of a second."""
     statistics = rig.services.statistics
     rig.pass_time(60_000)
-    rig.clock._now_ms -= 7_200_000
+    rig.clock.step_ms(-7_200_000)
     for _ in range(12):
         statistics.note_put("T", 10, 100, source="nsq")
         rig.pass_time(10_000)
@@ -174,7 +174,7 @@ def test_setting_the_clock_throws_nobody_out(rig: ServicesRig) -> None:
     mono = rig.clock.monotonic_ms()
     rig.services.clients.register(object(), ClientInfo("a", "GO", 1, "x:1"), [], [ConsumerData("G")], mono)
     rig.services.locks.lock("G", "a", [("T", 0)], mono)
-    rig.clock._now_ms += 86_400_000
+    rig.clock.step_ms(86_400_000)
     rig.pass_time(1_000)
     assert rig.services.clients.client_ids("G") == ["a"]
     assert len(rig.services.locks) == 1

@@ -494,13 +494,13 @@ def test_a_clock_that_is_set_back_delays_no_question(rig: MessagingRig, restart:
     """An hour of daylight saving or of a bad battery is not waited for again."""
     prepare(rig, b"new")
     rig.pass_time(1_000)
-    rig.clock._now_ms -= HOUR_MS
+    rig.clock.step_ms(-HOUR_MS)
     if restart:
         rig.restart()
     prepare(rig, b"newer")
     rig.pass_time(30_050)
     assert len(rig.checks) == 2
-    rig.clock._now_ms -= HOUR_MS
+    rig.clock.step_ms(-HOUR_MS)
     if restart:
         rig.restart()
     rig.pass_time(30_050)
@@ -510,7 +510,7 @@ def test_a_clock_that_is_set_back_delays_no_question(rig: MessagingRig, restart:
 def test_a_clock_that_is_set_back_keeps_a_time_out_that_a_message_names(rig: MessagingRig) -> None:
     prepare(rig, CHECK_IMMUNITY_TIME_IN_SECONDS="7200")
     rig.pass_time(HOUR_MS, step=1_000)
-    rig.clock._now_ms -= 2 * HOUR_MS
+    rig.clock.step_ms(-2 * HOUR_MS)
     rig.pass_time(HOUR_MS - 60_000, step=1_000)
     assert rig.checks == []
     rig.pass_time(80_000, step=1_000)
@@ -522,7 +522,7 @@ def test_a_clock_that_is_set_back_does_not_hold_what_nobody_hears(rig: Messaging
     rig.has_producer = lambda group: False
     rig.pass_time(10_000)
     rig.has_producer = lambda group: True
-    rig.clock._now_ms -= HOUR_MS
+    rig.clock.step_ms(-HOUR_MS)
     rig.pass_time(30_050)
     assert len(rig.checks) == 1
 
