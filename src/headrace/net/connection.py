@@ -17,6 +17,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.net.address import format_address, peer_of
+from headrace.net.wire import TrafficCounters, Wire
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -41,25 +42,10 @@ class Pause:
     OTHERS: Final = TURN | LINE  # these say nothing of the peer or the store
 
 
-class TrafficCounters:
-    """What all connections of one listener count together."""
-
-    __slots__ = ("bytes_in", "bytes_out", "heartbeats_missed", "heartbeats_sent", "read_pauses", "write_pauses")
-
-    def __init__(self) -> None:
-        self.bytes_in = 0
-        self.bytes_out = 0
-        self.heartbeats_missed = 0
-        self.heartbeats_sent = 0
-        self.read_pauses = 0
-        self.write_pauses = 0
-
-
-class Connection(asyncio.BufferedProtocol):
+class Connection(Wire, asyncio.BufferedProtocol):
     """Base of a protocol's connection; the protocol overrides the ``on_`` methods.
 
     Attributes:
-        cause: Why the connection is ending; empty while it is served.
         peer_address: Host and port of the peer; None for a socket that is not TCP's.
         remote_address: The same as text.
         is_blocked: The peer has more waiting for it than the high-water mark.
@@ -75,19 +61,14 @@ class Connection(asyncio.BufferedProtocol):
         deadlines: Deadlines,
         high_water_bytes: int,
     ) -> None:
-        self.cause = ""
+        super().__init__(clock, traffic)
         self.peer_address: tuple[str, int] | None = None
         self.remote_address = ""
         self.is_blocked = False
         self.pauses = 0
-        self._clock = clock
         self._wheel = wheel
-        self._traffic = traffic
         self._deadlines = deadlines
         self._high_water_bytes = high_water_bytes
-        self._transport = cast(asyncio.Transport, None)
-        self._written_bytes = 0
-        self._shut_at_ms = 0  # when a connection that was left is cut; 0 = not shut yet
 
     # -- what a protocol overrides -------------------------------------------------------------------------------
 
@@ -163,16 +144,6 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     # -- output --------------------------------------------------------------------------------------------------
-
-    def write(self, data: bytes) -> None:
-        """Hand ``data`` to the transport."""
-        self._written_bytes += len(data)
-        self._traffic.bytes_out += len(data)
-        self._transport.write(data)
-
-    def is_closing(self) -> bool:
-        """Return whether nothing can be written any more: what a thread or a later turn answers may come too late."""
-        return self._shut_at_ms > 0 or self._transport.is_closing()
 
     def pause_writing(self) -> None:
         """Note that the peer does not read as fast as it is sent to; the transport calls this."""

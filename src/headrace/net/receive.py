@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 READ_BYTES: Final = 256 * 1024
+SHORT_READ_BYTES: Final = 16 * 1024
+"""The most that a read brings while the connections of a server keep much of theirs."""
 
 
 class ReceiveBuffer:

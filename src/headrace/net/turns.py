@@ -20,7 +20,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.net.connection import Connection, Pause
-from headrace.net.receive import READ_BYTES
+from headrace.net.receive import READ_BYTES, SHORT_READ_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,6 @@ LARGE_READ_BYTES: Final = 64 * 1024
 """A read from which on there is probably more to read at once: the turn may have several."""
 MAX_KEPT_BYTES: Final = 16 << 20
 """What a server's connections may keep together of their reads, before each reads SHORT_READ_BYTES at most."""
-SHORT_READ_BYTES: Final = 16 * 1024
 
 
 class Turns:
@@ -85,9 +84,6 @@ class TurnConnection(Connection):
         self.call_soon: Callable[[Callable[[], None]], asyncio.Handle] | None = None
         self._input = reader
         self._receive = receive
-        self._rest = b""  # what is left of a read, after what the reader has already
-        self._turn_began_ms = 0
-        self._turn: asyncio.Handle | None = None  # ends the turn; None: the next read begins one
 
     def stop(self, cause: str) -> None:
         """Read no more, let out the answers that are pending, then close; one that leaves already is left alone."""
@@ -103,14 +99,9 @@ class TurnConnection(Connection):
         """Do what ``nbytes`` just read ask for."""
         raise NotImplementedError
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the socket is read to: the loop's buffer, or that of a large command."""
-        return self._input.room() or self._receive.view
-
-    def begin_turn(self, now_ms: int) -> None:
-        """Note that the connection is served from ``now_ms`` on, unless it has been since the loop came round."""
-        if self._turn is None:
-            self._turn_began_ms = now_ms
+    def fail(self, error: Exception) -> None:
+        """Close at once, for want of memory or by a bug; from where the error is handled."""
+        raise NotImplementedError
 
     def is_turn_over(self) -> bool:
         """Return whether the next command has to wait."""

@@ -109,6 +109,7 @@ class NsqConnection(TurnConnection):
             high_water_bytes=settings.write_high_water_bytes,
         )
         self._finisher = Finisher(server, self, self._reader, deadlines)
+        self.takers = (self._publisher, self._finisher)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -187,26 +188,6 @@ class NsqConnection(TurnConnection):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """Do what the bytes just read ask for; nothing keeps a view of them after this call."""
-        server = self._server
-        server.counters.bytes_in += nbytes
-        if self.cause:
-            return
-        if self._rest:
-            self.keep_behind(nbytes)
-            return
-        is_large = nbytes >= self._turns.large_read_bytes
-        if is_large:
-            self.begin_turn(server.clock.monotonic_ms())
-        try:
-            if server.logs_commands or not (self._publisher.take_read(nbytes) or self._finisher.take_read(nbytes)):
-                self.take_read(nbytes)
-            if is_large:
-                self.note_large_read()
-        except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
-            self._give_up(error)
-
     def take_read(self, nbytes: int) -> None:
         """Do what ``nbytes`` just read ask for, be it anything."""
         server = self._server
@@ -220,9 +201,9 @@ class NsqConnection(TurnConnection):
             elif is_waited_for:
                 server.busy_poll.served()
         except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
-            self._give_up(error)
+            self.fail(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Close at once, for want of memory or by a bug; from where the error is handled."""
         self._server.intake.clear()
         if isinstance(error, MemoryError):

@@ -3,9 +3,11 @@
 from libc.stdint cimport int64_t
 
 from headrace.broker.channels.channel cimport Channel, Subscription
+from headrace.clock cimport Clock
+from headrace.net.wire cimport ReadTaker
 from headrace.nsq.codec cimport Intake, Reader
 
-cdef class Finisher:
+cdef class Finisher(ReadTaker):
     cdef public bint is_plain
     cdef public bint is_small
     cdef object _client
@@ -18,6 +20,7 @@ cdef class Finisher:
 cdef class Finishes:
     cdef readonly Py_ssize_t reads
     cdef object _server
+    cdef Clock _clock
     cdef Intake _intake                         # the server's
     cdef bytearray _received                    # the server's receive buffer
     cdef set _touched                           # channels that the next dispatch looks at

@@ -15,11 +15,12 @@ Ref: docs/adr/0016-fins-in-compiled-code.md.
 
 from headrace.broker.channels.channel import Channel, Subscription
 from headrace.net.deadlines import Deadlines
+from headrace.net.wire import ReadTaker
 from headrace.nsq.codec import Reader
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.server import NsqServer
 
-class Finisher:
+class Finisher(ReadTaker):
     """One client that consumes.
 
     Attributes:

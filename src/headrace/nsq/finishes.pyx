@@ -1,10 +1,11 @@
 """FINs, done in compiled code: see finishes.pyi."""
 
 from headrace.broker.channels.channel cimport Channel, Subscription
+from headrace.net.wire cimport ReadTaker
 from headrace.nsq.codec cimport Intake, Reader
 
 
-cdef class Finisher:
+cdef class Finisher(ReadTaker):
     def __init__(self, server, client, Reader reader not None, deadlines):
         self._client = client
         self._deadlines = deadlines
@@ -15,8 +16,8 @@ cdef class Finisher:
         self._channel = channel
         self._subscription = subscription
 
-    def take_read(self, Py_ssize_t nbytes):
-        return self.is_plain and self._finishes._take(self, nbytes)
+    cpdef bint take_read(self, Py_ssize_t nbytes) except -1:
+        return self.is_plain and not self._finishes._server.logs_commands and self._finishes._take(self, nbytes)
 
     def end(self):
         self.is_plain = False
@@ -28,6 +29,7 @@ cdef class Finisher:
 cdef class Finishes:
     def __init__(self, server):
         self._server = server
+        self._clock = server.clock
         self._intake = server.intake
         self._received = server.receive.memory
         self._touched = set()
@@ -43,7 +45,7 @@ cdef class Finishes:
             return False
         server = self._server
         if not self._touched:
-            self._monotonic_ms = server.clock.monotonic_ms()
+            self._monotonic_ms = self._clock.monotonic_ms()
         self.reads += 1
         finisher._deadlines.last_command_ms = self._monotonic_ms
         try:

@@ -3,10 +3,12 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from headrace.batch cimport CopiedBatch, PublishBatch
+from headrace.clock cimport Clock
 from headrace.net.joint_turn cimport JointTurn
+from headrace.net.wire cimport ReadTaker
 from headrace.nsq.codec cimport Intake, Reader
 
-cdef class Publisher:
+cdef class Publisher(ReadTaker):
     cdef readonly object client
     cdef public bint is_joined
     cdef public bint is_plain
@@ -32,6 +34,7 @@ cdef class JointPublishes(JointTurn):
     cdef Intake _intake                         # the server's
     cdef bytearray _received                    # the server's receive buffer
     cdef object _server
+    cdef Clock _clock
     cdef CopiedBatch _batch
     cdef dict _places                           # of topics among the batch's destinations
 

@@ -11,11 +11,12 @@ Ref: docs/adr/0013-joint-publishes.md.
 """
 
 from headrace.net.joint_turn import JointTurn
+from headrace.net.wire import ReadTaker
 from headrace.nsq.codec import Intake, Reader
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.server import NsqServer
 
-class Publisher:
+class Publisher(ReadTaker):
     """One client that publishes.
 
     Attributes:

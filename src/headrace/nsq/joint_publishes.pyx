@@ -2,6 +2,7 @@
 
 from headrace.batch cimport CopiedBatch, PublishBatch
 from headrace.net.joint_turn cimport JointTurn
+from headrace.net.wire cimport ReadTaker
 from headrace.nsq.codec cimport Intake, Reader
 
 from headrace.errors import RequestError, StoreError
@@ -15,14 +16,14 @@ cdef enum:
     COPIED_PER_BYTE = 3     # what copies of a read may take for each of its bytes: 20 for the host of a PUB of 11
 
 
-cdef class Publisher:
+cdef class Publisher(ReadTaker):
     def __init__(self, server, client, Reader reader not None):
         self.client = client
         self._reader = reader
         self._joint = server.joint_publishes
 
-    def take_read(self, Py_ssize_t nbytes):
-        if not self.is_plain or self.is_joined or nbytes > MAX_SHARE_BYTES:
+    cpdef bint take_read(self, Py_ssize_t nbytes) except -1:
+        if not self.is_plain or self.is_joined or nbytes > MAX_SHARE_BYTES or self._joint._server.logs_commands:
             return False
         return self._joint._take_read(self, nbytes)
 
@@ -39,6 +40,7 @@ cdef class JointPublishes(JointTurn):
     def __init__(self, server):
         JointTurn.__init__(self)
         self._server = server
+        self._clock = server.clock
         self._intake = server.intake
         self._received = server.receive.memory
         self._batch = CopiedBatch(MEMORY_BYTES)
@@ -145,7 +147,7 @@ cdef class JointPublishes(JointTurn):
                 topic: physical_offset if queue.awaits_flush else 0
                 for topic, queue in zip(batch.destinations, batch.queues, strict=True)
             }
-        monotonic_ms = server.clock.monotonic_ms()
+        monotonic_ms = self._clock.monotonic_ms()
         # The clients first: what follows is done while they make their next publishes.
         for share in shares:
             share.client.joint_published(share, offsets[share.topic] if physical_offset else 0, monotonic_ms)

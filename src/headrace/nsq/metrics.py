@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.net.connection import TrafficCounters
+from headrace.net.wire import TrafficCounters
 
 
 class NsqCounters(TrafficCounters):

@@ -12,10 +12,11 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.net.connection import Pause, TrafficCounters
+from headrace.net.connection import Pause
 from headrace.net.deadlines import Deadlines
 from headrace.net.server import C, StreamServer
 from headrace.net.turns import TurnConnection
+from headrace.net.wire import TrafficCounters
 from headrace.remoting.codec import Command, Limits, PullRequest, Reader
 from headrace.remoting.codes import ResponseCode, request_name, response_name
 from headrace.remoting.signature import without_proof
@@ -140,10 +141,21 @@ class RequestConnection(TurnConnection):
     def take_read(self, nbytes: int) -> None:
         """Do what ``nbytes`` just read ask for."""
         try:
+            self.begin_turn(self._clock.monotonic_ms())
+            bytes_out = self._traffic.bytes_out
             self._reader.received(self._receive.memory, nbytes)
             self.take_commands()
+            self.note_answered(bytes_out)
         except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
             self.fail(error)
+
+    def note_answered(self, bytes_out: int) -> None:
+        """Look for the next read if what was just done was answered: more than ``bytes_out`` have left.
+
+        A pull that is held, or a request without an answer, leads to nothing that the client does next.
+        """
+        if not self._owed and self._traffic.bytes_out != bytes_out:
+            self.server.busy_poll.served()
 
     def fail(self, error: Exception) -> None:
         """Close at once, for want of memory or by a bug; from where the error is handled."""
@@ -163,23 +175,6 @@ class RequestConnection(TurnConnection):
 
     def on_bug(self) -> None:
         """Forget what requests that failed by a bug have left."""
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Do what the bytes just read ask for; nothing keeps a view of them after this call."""
-        self._traffic.bytes_in += nbytes
-        if self.cause:
-            return
-        if self._rest:
-            self.keep_behind(nbytes)
-            return
-        self.begin_turn(self._clock.monotonic_ms())
-        bytes_out = self._traffic.bytes_out
-        self.take_read(nbytes)
-        # A pull that is held, or a request without an answer, leads to nothing that the client does next.
-        if not self._owed and self._traffic.bytes_out != bytes_out:
-            self.server.busy_poll.served()
-        if nbytes >= self._turns.large_read_bytes:
-            self.note_large_read()
 
     def is_turn_over(self) -> bool:
         """Return whether the next request has to wait."""

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from headrace.clock import ManualClock
-from headrace.net.connection import LINGER_MS, LONGEST_LINGER_MS, Connection, Pause, TrafficCounters
+from headrace.net.connection import LINGER_MS, LONGEST_LINGER_MS, Connection, Pause
 from headrace.net.deadlines import Deadlines
 from headrace.net.timer_wheel import TimerWheel
+from headrace.net.wire import TrafficCounters
 
 
 class Transport(asyncio.Transport):

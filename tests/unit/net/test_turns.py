@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from headrace.clock import ManualClock
-from headrace.net.connection import Connection, Pause, TrafficCounters
+from headrace.net.connection import Connection, Pause
 from headrace.net.deadlines import Deadlines
-from headrace.net.receive import READ_BYTES, ReceiveBuffer
+from headrace.net.receive import READ_BYTES, SHORT_READ_BYTES, ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TimerWheel
 from headrace.net.turns import (
     LARGE_READ_BYTES,
     MAX_KEPT_BYTES,
     ROUND_MS,
-    SHORT_READ_BYTES,
     TURN_MS,
     TurnConnection,
     Turns,
 )
+from headrace.net.wire import TrafficCounters
 from headrace.nsq.codec import Intake, Limits, Reader
 from tests.support.loop import FakeLoop
 
@@ -98,12 +98,11 @@ class Counting(TurnConnection):
     def put(self, data: bytes) -> None:
         """Hand over one read."""
         self.get_buffer(-1)[: len(data)] = data
-        if self._rest:
-            self.keep_behind(len(data))
-            return
-        self.take_read(len(data))
-        if len(data) >= self.turns.large_read_bytes:
-            self.note_large_read()
+        self.buffer_updated(len(data))
+
+    def fail(self, error: Exception) -> None:
+        """A bug is the test's."""
+        raise error
 
 
 def rdys(numbers: range) -> bytes:

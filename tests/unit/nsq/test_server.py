@@ -13,7 +13,8 @@ from headrace.batch import PublishBatch
 from headrace.broker.channels.channel import Channel
 from headrace.broker.statistics import HOST_GET_NUMS
 from headrace.format.compression import MAX_INFLATED_BYTES
-from headrace.net.turns import MAX_KEPT_BYTES, SHORT_READ_BYTES, TURN_MS
+from headrace.net.receive import SHORT_READ_BYTES
+from headrace.net.turns import MAX_KEPT_BYTES, TURN_MS
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.delivery import CHANNEL_BYTES, INFLATED_BYTES, SMALL_BYTES
 from headrace.nsq.server import DISPATCH_BYTES

@@ -12,7 +12,8 @@ import pytest
 
 from headrace.errors import StoreFullError
 from headrace.format import fastjson
-from headrace.net.turns import MAX_KEPT_BYTES, SHORT_READ_BYTES, TURN_MS
+from headrace.net.receive import SHORT_READ_BYTES
+from headrace.net.turns import MAX_KEPT_BYTES, TURN_MS
 from headrace.remoting import bodies, large_requests
 from headrace.remoting.codec import Command, encode_request
 from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB
