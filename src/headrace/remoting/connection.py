@@ -27,7 +27,7 @@ from headrace.remoting.codes import NOT_SERVED, RequestCode, ResponseCode
 from headrace.remoting.handlers.pull import pull
 from headrace.remoting.handlers.table import GATHERED, HANDLERS
 from headrace.remoting.large_requests import is_large
-from headrace.remoting.reading.known_pulls import LARGE_ANSWER_BYTES
+from headrace.remoting.reading.known_pulls import LARGE_ANSWER_BYTES, PullReads
 from headrace.remoting.reading.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.request_connection import RequestConnection, count_code
@@ -67,6 +67,7 @@ class RemotingConnection(RequestConnection):
         born_v6: The peer's 16 address bytes and i32 port when it came over IPv6, else None.
         user: Who sent the request that is being done; None without access control.
         reads: Its bulk reads that are not answered yet.
+        has_joined: Sends of it wait for the end of the turn.
     """
 
     server: RemotingServer
@@ -86,8 +87,9 @@ class RemotingConnection(RequestConnection):
         self._outgoing: list[bytes] | None = None  # responses to the requests of the read that is being taken
         self._outgoing_bytes = 0
         self._outgoing_large = 0  # of them, those that keep the client busy
-        self._is_joined = False  # sends wait for the end of the turn
-        self._expects_pulls = False  # the last read began with one, or had one
+        self.has_joined = False
+        self._pull_reads = PullReads(server, self, self._reader)
+        self.takers = (self._pull_reads,)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -114,6 +116,7 @@ class RemotingConnection(RequestConnection):
         self.server.drop_holds(self)
         self.reads.drop()
         self._postponed.clear()
+        self._pull_reads.end()
 
     def postpone(self, held: ServedPull) -> None:
         """Serve a pull when the client, which is behind, has taken what was sent: its answers must not pile up."""
@@ -143,8 +146,6 @@ class RemotingConnection(RequestConnection):
         """Do the requests of one read; what is answered at once leaves together."""
         server = self.server
         self._append_joined()  # in the order in which they came
-        if self._expects_pulls and self._answer_known_pulls():
-            return
         log = server.broker.store.log
         log_end = log.end_offset
         self._outgoing = []
@@ -171,7 +172,7 @@ class RemotingConnection(RequestConnection):
                 self._write_together()
             if intake.sends:
                 if command is None and server.joint_sends.take(self):
-                    self._is_joined = True
+                    self.has_joined = True
                     self._owed += 1
                 elif not self._is_guarded_send(command):
                     append_sends(self)
@@ -198,29 +199,6 @@ class RemotingConnection(RequestConnection):
             self.pause(Pause.STORE)
             server.overloaded.add(self)
         self._send_outgoing()
-
-    def _answer_known_pulls(self) -> bool:
-        """Answer the known pulls that a read begins with, a run of them in one piece; return whether that was all.
-
-        Large answers leave in pairs: the client works on two while the next two are served, for half a write each.
-        """
-        server, reader = self.server, self._reader
-        if server.logs_commands or server.guard is not None:
-            return False  # each is looked at
-        self._expects_pulls = False
-        while not self.is_blocked:
-            answers = server.known_pulls.answer_run(reader, self.host)
-            if answers is None:
-                return False
-            self._expects_pulls = True
-            self._deadlines.last_command_ms = self._turn_began_ms
-            self.send(answers)
-            if self.cause or not reader.has_more:
-                return True
-            if self.is_turn_over():
-                self.put_off()
-                return True
-        return False
 
     def _wait_in_line(self, command: Command, parts: Parts | None = None) -> None:
         """Have a request, or what is left of it, done in later turns of the loop, and what is behind it after that."""
@@ -249,7 +227,7 @@ class RemotingConnection(RequestConnection):
 
     def _append_joined(self) -> None:
         """Have sends that wait for the end of the turn appended and answered: something comes behind them."""
-        if self._is_joined:
+        if self.has_joined:
             self.server.joint_sends.end_turn()
 
     def _execute(self, command: Command | PullRequest) -> Parts | None:
@@ -269,7 +247,7 @@ class RemotingConnection(RequestConnection):
                 self.user = self.server.guard.admit(request, self.host)
             if isinstance(command, PullRequest):
                 counters.requests[code] += 1
-                self._expects_pulls = True
+                self._pull_reads.is_expected = True
                 pull(self, command)
                 return None
             if code in SENDS:
@@ -464,7 +442,7 @@ class RemotingConnection(RequestConnection):
 
     def answer_joined(self, wait_offset: int, data: bytes) -> None:
         """Answer sends that were appended with those of others, when ``wait_offset`` is durable; 0: at once."""
-        self._is_joined = False
+        self.has_joined = False
         self._owed -= 1
         self.send_when_durable(wait_offset, data)
 
@@ -536,7 +514,7 @@ class RemotingConnection(RequestConnection):
         if self.is_closing() or not body:
             return
         self._send_outgoing()
-        self.write(body)  # type: ignore[arg-type]  # transports take any buffer
+        self.write(body)
         # It asked for all of this: as long as it comes, the client is not idle.
         self._deadlines.last_command_ms = self._clock.monotonic_ms()
 

@@ -72,7 +72,7 @@ def end_turn(rig: RemotingRig, clients: list[BrokerLink]) -> list[dict[int, Comm
 def is_joined(client: BrokerLink) -> bool:
     """Return whether a client's sends wait for the end of the turn."""
     assert isinstance(client.connection, RemotingConnection)
-    return client.connection._is_joined
+    return client.connection.has_joined
 
 
 def bodies(rig: RemotingRig, topic: str) -> list[bytes]:

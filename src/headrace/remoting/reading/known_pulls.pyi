@@ -4,8 +4,11 @@ from typing import Final
 
 from headrace.batch import RecordBatch
 from headrace.broker.pull import Codes
+from headrace.net.wire import ReadTaker
 from headrace.remoting.codec import PullRequest, Reader
+from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.metrics import RemotingCounters
+from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
 from headrace.store.consume_queue import QueueBase
 
@@ -50,3 +53,16 @@ class KnownPulls:
 
     def forget(self) -> None:
         """Forget all of them, and with them what was deleted since: they are learnt again."""
+
+class PullReads(ReadTaker):
+    """Takes over the reads of one client that begin with known pulls.
+
+    Attributes:
+        is_expected: The last read had a pull.
+    """
+
+    is_expected: bool
+
+    def __init__(self, server: RemotingServer, client: RemotingConnection, reader: Reader) -> None: ...
+    def end(self) -> None:
+        """Take over no more, and let go of the client."""

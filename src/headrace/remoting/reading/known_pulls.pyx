@@ -16,6 +16,8 @@ from libc.stdint cimport int64_t
 
 from headrace.batch cimport RecordBatch
 from headrace.broker.pull cimport Codes, PullResult, read_queue
+from headrace.clock cimport Clock
+from headrace.net.wire cimport ReadTaker, Wire
 from headrace.remoting.codec cimport PullRequest, Reader, encode_pull_head, join_answers
 from headrace.store.consume_queue cimport QueueBase
 
@@ -262,6 +264,59 @@ cdef class KnownPulls:
                 pull.consumer_group, pull.topic) is known.subscription)
             and not services.offsets.has_reset(pull.consumer_group, pull.topic)
         )
+
+
+cdef class PullReads(ReadTaker):
+    cdef public bint is_expected
+    cdef Wire _client
+    cdef object _server
+    cdef Clock _clock
+    cdef Reader _reader
+    cdef bytearray _received            # the server's receive buffer
+
+    def __init__(self, server, Wire client not None, Reader reader not None):
+        self._server = server
+        self._clock = server.clock
+        self._client = client
+        self._reader = reader
+        self._received = server.receive.memory
+
+    def end(self):
+        self._client = None
+
+    cpdef bint take_read(self, Py_ssize_t nbytes) except -1:
+        cdef Wire client = self._client
+        cdef int64_t bytes_out
+        if not self.is_expected or client.has_joined or self._server.logs_commands or self._server.guard is not None:
+            return False
+        if client._turn is None:
+            client.begin_turn(self._clock.monotonic_ms())
+        bytes_out = client._traffic.bytes_out
+        self._reader.received(self._received, nbytes)
+        if not self._answer(client):
+            client.take_commands()
+        client.note_answered(bytes_out)
+        return True
+
+    cdef bint _answer(self, Wire client) except -1:
+        """Answer the known pulls that a read begins with; return whether that was all.
+
+        Large answers leave in pairs: the client works on two while the next two are served, for half a write each.
+        """
+        self.is_expected = False
+        while not client.is_blocked:
+            answers = self._server.known_pulls.answer_run(self._reader, client.host)
+            if answers is None:
+                return False
+            self.is_expected = True
+            client._deadlines.last_command_ms = client._turn_began_ms
+            client.send(answers)
+            if client.cause or not self._reader.has_more:
+                return True
+            if client.is_turn_over():
+                client.put_off()
+                return True
+        return False
 
 
 cdef inline bint _rests_on_the_same(_KnownPull known, _KnownPull other) noexcept:
