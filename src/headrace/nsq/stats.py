@@ -269,10 +269,13 @@ def memory_row() -> Row:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time span as Go prints it: ``1h2m3s``, ``1m10.5s``, ``0s``."""
-    whole_minutes, rest = divmod(max(seconds, 0.0), 60)
-    hours, minutes = divmod(int(whole_minutes), 60)
-    text = f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
+    """Return a time span as Go prints it, to the millisecond: ``1h2m3s``, ``1m10.5s``, ``141ms``, ``0s``."""
+    milliseconds = max(round(seconds * 1000), 0)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    whole_minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(whole_minutes, 60)
+    text = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
     if hours:
         return f"{hours}h{minutes}m{text}"
     return f"{minutes}m{text}" if minutes else text

@@ -205,10 +205,22 @@ def test_text_of_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (59, "59s"), (60, "1m0s"), (3600, "1h0m0s"), (90_061.25, "25h1m1.25s"), (-1, "0s")],
+    [
+        (0, "0s"),
+        (0.0004, "0s"),
+        (0.141, "141ms"),
+        (0.9996, "1s"),
+        (1.5, "1.5s"),
+        (59, "59s"),
+        (59.9996, "1m0s"),
+        (60, "1m0s"),
+        (3600, "1h0m0s"),
+        (90_061.25, "25h1m1.25s"),
+        (-1, "0s"),
+    ],  # fmt: skip
 )
 def test_durations_are_printed_as_go_does(seconds: float, text: str) -> None:
-    """time.Duration.String for spans of a second and more."""
+    """time.Duration.String, to the millisecond."""
     assert format_duration(seconds) == text
 
 
