@@ -71,8 +71,11 @@ class StoreDirectory(StoreLayout):
             SideFileError: it is one without its identity.
             StoreError: it cannot be made or read.
         """
+        made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            for folder in made:
+                sync_folder(folder.parent)
         except FileExistsError as error:  # a file, or a link that leads nowhere
             raise StoreError(f"{self.root} is no directory; choose another with --data-dir") from error
         except OSError as error:
@@ -165,8 +168,10 @@ class StoreDirectory(StoreLayout):
         for folder in (self.side, self.channels, self.commit_log, self.consume_queues):
             folder.mkdir(exist_ok=True)
         # Each file is synced with the folder it is in; these folders themselves must be found again too.
-        for folder in (self.root, self.root.resolve().parent):
-            sync_folder(folder)
+        sync_folder(self.root)
+        above = self.root.resolve().parent
+        if os.access(above, os.R_OK):  # else a service manager has made the root, where others are not to look
+            sync_folder(above)
         identity = Identity(
             store_id=uuid.uuid4().hex,
             format_version=FORMAT_VERSION,

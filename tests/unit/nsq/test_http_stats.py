@@ -217,7 +217,7 @@ def test_text_of_nothing() -> None:
         (3600, "1h0m0s"),
         (90_061.25, "25h1m1.25s"),
         (-1, "0s"),
-    ],  # fmt: skip
+    ],
 )
 def test_durations_are_printed_as_go_does(seconds: float, text: str) -> None:
     """time.Duration.String, to the millisecond."""
