@@ -98,9 +98,9 @@ def test_a_bug_of_a_taker_is_the_connections(client: Client) -> None:
     assert [repr(error) for error in client.failed_by] == [repr(LookupError(len(RDY)))]
 
 
-def test_what_is_written_is_counted_for_one_and_for_all(client: Client) -> None:
+def test_what_is_written_is_counted_for_one_and_for_all(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Any] = []
-    client.socket.write = written.append  # type: ignore[method-assign]
+    monkeypatch.setattr(client.socket, "write", written.append)
     client.write(b"abc")
     client.write(memoryview(b"de"))
     assert (written, client._written_bytes, client.traffic.bytes_out) == ([b"abc", b"de"], 5, 5)
