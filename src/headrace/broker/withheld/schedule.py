@@ -153,14 +153,15 @@ class DelayLevels:
         if self.counters.clamped:
             # Now: a kill would bring the old ones back, above what is delayed from now on.
             writer.replace_both(encode_cursors(self.cursors))
-        for queue in topic.queues[len(delays) :]:
-            left = queue.next_offset - self._unused.get(queue.queue_id + 1, 0)
-            if left > 0:
-                logger.error(
-                    "delayed messages wait at a level that broker.delay_levels has not level=%d count=%d",
-                    queue.queue_id + 1,
-                    left,
-                )
+        self._stranded = {
+            queue.queue_id + 1: left
+            for queue in topic.queues[len(delays) :]
+            if (left := queue.next_offset - self._unused.get(queue.queue_id + 1, 0)) > 0
+        }
+        for number, left in self._stranded.items():
+            logger.error(
+                "delayed messages wait at a level that broker.delay_levels has not level=%d count=%d", number, left
+            )
 
     def _load(self) -> dict[int, int]:
         content = self._file.load(find_cursors_fault) or {"offsetTable": {}}
@@ -213,8 +214,9 @@ class DelayLevels:
 
     @property
     def waiting(self) -> dict[int, int]:
-        """Messages that wait, by level."""
-        return {level.number: max(0, level.queue.visible_offset - level.cursor) for level in self._levels}
+        """Messages that wait, by level; those that the setting has no more are among them where messages do."""
+        waiting = {level.number: max(0, level.queue.visible_offset - level.cursor) for level in self._levels}
+        return waiting | self._stranded
 
     @property
     def cursors(self) -> dict[int, int]:

@@ -485,6 +485,7 @@ def test_levels_that_the_setting_lost_are_named_and_not_forgotten(
     with caplog.at_level(logging.ERROR):
         rig._open()
     assert "level=2 count=1" in caplog.text
+    assert rig.levels.waiting == {1: 0, 2: 1}
     rig.pass_time(20_000)
     rig.close()
     rig.broker_settings = levels
