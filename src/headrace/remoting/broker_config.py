@@ -84,7 +84,7 @@ class BrokerConfig:
             "flushDiskType": _FLUSH_TYPES[store.settings.durability],
             "flushIntervalCommitLog": store.settings.flush_interval_ms,
             "mappedFileSizeCommitLog": store.log.segment_bytes,
-            "mappedFileSizeConsumeQueue": store.settings.queue_file_bytes,
+            "mappedFileSizeConsumeQueue": store.files.file_bytes,
             "namesrvAddr": broker.settings.registries.replace(",", ";"),
             **{
                 f"flushDiskType.{topic}": _FLUSH_TYPES[own.durability]

@@ -40,7 +40,13 @@ class QueueBase:
         """
 
 class QueueFiles:
-    """The bounded pool of open consume-queue files of one store."""
+    """The bounded pool of open consume-queue files of one store.
+
+    Attributes:
+        file_bytes: Size of each, a whole number of entries.
+    """
+
+    file_bytes: int
 
     def __init__(self, file_bytes: int, most_open: int) -> None: ...
     def make_first(self, directories: Iterable[str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
 import pytest
 
 from tests.support.remoting import (
@@ -24,6 +27,21 @@ def test_configuration_is_shown_and_changed(rig: RemotingRig) -> None:
     assert not rig.services.long_polling
     assert peer.ask(25, body=b"brokerPermission=4").code == 0
     assert rig.services.permission == 4
+
+
+def test_sizes_of_files_are_those_of_the_store(rig: RemotingRig) -> None:
+    """They are fixed for the life of a store, whatever the settings say by now; and files have whole entries."""
+    rig.close()
+    shutil.rmtree(rig.store_settings.data_dir)
+    rig.store_settings = replace(rig.store_settings, queue_file_bytes=410)
+    rig._open()
+    rig.close()
+    rig.store_settings = replace(rig.store_settings, queue_file_bytes=8_000, segment_bytes=1 << 21)
+    rig._open()
+    reply = rig.peer().ask(26)
+    assert reply.body is not None
+    lines = dict(line.split("=", 1) for line in reply.body.decode().splitlines())
+    assert (lines["mappedFileSizeConsumeQueue"], lines["mappedFileSizeCommitLog"]) == ("420", str(1 << 20))
 
 
 @pytest.mark.parametrize(
