@@ -28,6 +28,7 @@ from headrace.settings.validate import VIP_DISTANCE
 from headrace.store.store import Store
 from headrace.testing import broker as running_broker
 from tests.support.ports import free_port
+from tests.support.stores import StoreBench
 
 
 def settings(tmp_path: Path, *flags: tuple[str, str]) -> Settings:
@@ -450,6 +451,26 @@ def test_a_stores_own_segments_are_what_needs_room(tmp_path: Path, monkeypatch: 
     assert checkup.check_disk(larger)[0].status == "ok"
     (tmp_path / "store" / "headrace" / "store.json").write_text("x")
     assert checkup.check_disk(larger)[0].status == "problem"
+
+
+def test_a_store_at_its_refuse_mark_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishing is refused though the disk has room: what counts is the budget, its own bytes included."""
+    bench = StoreBench(tmp_path / "store", segment_bytes=1 << 20, budget_bytes=3 << 20, refuse_percent=99)
+    wanted = settings(tmp_path, ("--store.budget-bytes", "3MiB"), ("--store.refuse-percent", "99"))
+    try:
+        bench.settle()
+        assert checkup.check_disk(wanted)[0].status == "ok"  # of its two segments one is empty
+        bench.append("T", bytes(600_000))
+        bench.append("T", bytes(600_000))
+    finally:
+        bench.close()
+    (finding,) = checkup.check_disk(wanted)
+    assert (finding.status, "raise store.budget_bytes" in finding.text) == ("problem", True)
+    free = settings(tmp_path)
+    assert checkup.check_disk(free)[0].status == "ok"
+    usage = type("U", (), {"free": 1 << 20, "total": 1 << 40})
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
+    assert "free space on the disk" in checkup.check_disk(free)[0].text
 
 
 def test_a_folder_that_a_start_refuses_is_a_problem(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from headrace.broker.access import AccessRules, User, find_rules, is_exposed
 from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
 from headrace.format.lock_file import is_held, owner_in
+from headrace.format.names import is_offset_name
 from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.net.listener import MIN_FILES
 from headrace.net.ports import EVERY_LISTENER_OFF, bind_port
@@ -386,8 +387,9 @@ def check_disk(settings: Settings) -> list[Finding]:
             directory.require_not_foreign()
             identity = directory.load_identity()
         segment = identity.segment_bytes if identity is not None else settings.store.segment_bytes
-        if identity is None:
-            require_room(directory, settings.store, 0, segment)
+        segments, has_room = count_segments(directory)
+        if not has_room:
+            require_room(directory, settings.store, segments * segment, segment)
     except (StoreError, OSError) as error:
         return [Finding("problem", "disk", str(error))]
     folder = nearest_folder(data_dir)
@@ -400,6 +402,16 @@ def check_disk(settings: Settings) -> list[Finding]:
     if usage.free < 4 * segment:
         return [Finding("warning", "disk", f"{text}, room for {usage.free // segment} segments")]
     return [Finding("ok", "disk", text)]
+
+
+def count_segments(directory: StoreDirectory) -> tuple[int, bool]:
+    """Return how many segments a store has, and whether the newest is one that was made ahead: nothing is in it yet."""
+    folder = directory.commit_log
+    paths = sorted(path for path in folder.iterdir() if is_offset_name(path.name)) if folder.is_dir() else []
+    if not paths:
+        return 0, False
+    with paths[-1].open("rb") as newest:
+        return len(paths), not any(newest.read(8))
 
 
 def check_lock(data_dir: Path, *, all_answer: bool) -> list[Finding]:
