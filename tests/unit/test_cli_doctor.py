@@ -121,6 +121,15 @@ def test_store_of_a_broker_with_other_settings_is_a_problem(tmp_path: Path) -> N
     assert found(examine(tmp_path), "store") == []
 
 
+def test_a_port_that_is_chosen_at_the_start_is_not_asked_for_a_running_broker(tmp_path: Path) -> None:
+    """Nobody can know it from the settings: the others say whether the broker runs."""
+    with running_broker(store__data_dir=tmp_path / "store") as running:
+        flags = [*listener_flags(running.listeners), ("admin.address", "127.0.0.1:0")]
+        assert found(examine(tmp_path, *flags), "store") == []
+        flags = [(flag, "127.0.0.1:0") for flag, _ in flags]
+        assert found(examine(tmp_path, *flags), "store") == []
+
+
 def test_ports_that_all_answer_are_not_ours_where_nobody_has_the_store(tmp_path: Path) -> None:
     """An nsqd that still runs has both of its ports; a start with these settings fails."""
     with contextlib.ExitStack() as others:
