@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
+import struct
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -108,11 +110,11 @@ class RemotingClient:
             raise RequestTimeoutError(address, request_name(command.code), timeout_s) from None
 
     def hang_up(self, address: str, reason: str) -> None:
-        """Close the connection to a server, if there is one; the next call makes another."""
+        """Give up the connection to a server, and what it did not take; the next call makes another."""
         task = self._connections.get(address)
         connection = _result_of(task) if task is not None else None
         if connection is not None:
-            connection.close(reason)
+            connection.reset(reason)
 
     async def close(self) -> None:
         """Close all connections; calls under way fail."""
@@ -242,6 +244,14 @@ class _Connection(asyncio.BufferedProtocol):
             if not future.done():
                 future.set_exception(ConnectionLostError(self.address, reason))
         self._transport.close()
+
+    def reset(self, reason: str) -> None:
+        """Close without what was sent and not acknowledged: the system would deliver it when the network is back."""
+        if not self._transport.is_closing():
+            linger = struct.pack("ii", 1, 0)
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self._transport.abort()
+        self.close(reason)
 
     def pause_writing(self) -> None:
         """Let requests wait until the server reads."""

@@ -211,6 +211,26 @@ def test_each_address_of_a_name_is_tried(monkeypatch):
     run(echo, test, connect_timeout_s=0.4)
 
 
+def test_a_connection_that_is_given_up_brings_nothing_later():
+    """Its system would deliver what was sent when the network is back, behind what came over the next connection."""
+
+    async def test(_server: Server, client: RemotingClient) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            with pytest.raises(RequestTimeoutError):
+                await client.call(address, Command(103, body=bytes(8 << 20)), 0.2)
+            with listener.accept()[0] as stalled:
+                stalled.settimeout(10)
+                client.hang_up(address, "nothing is answered")
+                await asyncio.sleep(0.01)
+                with pytest.raises(ConnectionResetError):
+                    stalled.makefile("rb").read()
+
+    run(echo, test)
+
+
 def test_a_name_that_nobody_resolves_is_said_so(monkeypatch):
     async def test(_server: Server, client: RemotingClient) -> None:
         with pytest.raises(NotConnectedError, match=r"registry:9876: its name was not resolved within 0\.05 s"):

@@ -168,6 +168,23 @@ def test_unregistered_broker_is_not_routed_to(broker: Link, client: Link) -> Non
     assert broker.call(104, broker_ext()).code == 0
 
 
+def test_what_was_sent_over_an_older_connection_counts_no_more(bench: Bench) -> None:
+    """Behind an outage a system still delivers what was sent over a connection that was given up, and its end."""
+    old, new = bench.link(), bench.link()
+    old.register()
+    new.register(counter=2, topics={"T": topic(), "U": topic()}, headraceComplete="true")
+    for _ in range(2):
+        assert old.register(headraceComplete="true").code == 0
+        assert old.call(104, broker_ext()).code == 0
+        assert sorted(bench.server.routes.topics) == ["T", "U"]
+    old.connection.eof_received()
+    assert bench.server.routes.live[A].version.counter == 2
+    new.connection.eof_received()
+    assert bench.server.routes.live == {}
+    bench.link().register()
+    assert A in bench.server.routes.live
+
+
 def test_data_version_is_compared(bench: Bench, broker: Link) -> None:
     """Code 322: an unchanged answer also refreshes the live time."""
     ask = (322, broker_ext(), b'{"counter":1,"timestamp":1000}')

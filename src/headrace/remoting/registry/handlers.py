@@ -68,6 +68,8 @@ def register_broker(connection: RegistryConnection, command: Command) -> Reply:
     )
     _require_short("haServerAddr", ext.get("haServerAddr", ""))
     before = server.routes.live.get(address)
+    if _is_overtaken(connection, before, name, broker_id):
+        return Reply()
     rival = server.routes.brokers[name].addresses.get(broker_id) if name in server.routes.brokers else None
     is_complete = fields.flag(ext, COMPLETE)
     registration = Registration(
@@ -140,10 +142,22 @@ def _tell_of_address(server: RegistryServer, address: str, old: LiveBroker, name
 def unregister_broker(connection: RegistryConnection, command: Command) -> Reply:
     """UNREGISTER_BROKER."""
     _cluster, name, broker_id, address = _broker_of(command.ext)
-    if connection.server.routes.unregister(name, broker_id, address):
+    routes = connection.server.routes
+    is_overtaken = _is_overtaken(connection, routes.live.get(address), name, broker_id)
+    if not is_overtaken and routes.unregister(name, broker_id, address):
         connection.server.brokers_left()
         logger.info("broker left broker=%s id=%d address=%s", name, broker_id, address)
     return Reply()
+
+
+def _is_overtaken(connection: RegistryConnection, live: LiveBroker | None, name: str, broker_id: int) -> bool:
+    """Whether a broker has come by a newer connection: what it sent before, an outage of the network has held back.
+
+    To take it would hang the broker on the old connection, whose end comes right behind it.
+    """
+    if live is None or (live.name, live.broker_id) != (name, broker_id):
+        return False
+    return isinstance(live.owner, type(connection)) and live.owner.id > connection.id
 
 
 def query_data_version(connection: RegistryConnection, command: Command) -> Reply:
