@@ -11,10 +11,13 @@ Nothing is sent twice: whether a request that failed is tried again is for the c
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import logging
 import socket
 import struct
+import sys
+import termios
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -43,6 +46,8 @@ there is nothing to say. A one-way request is never answered."""
 CONNECT_TIMEOUT_S: Final = 3.0
 _READ_BYTES: Final = 64 * 1024
 _MAX_OPAQUE: Final = 0x7FFFFFFF
+_LOOKS: Final = 4
+"""Looks at how much has arrived, in the time that a request has."""
 
 
 class RemotingClient:
@@ -76,22 +81,26 @@ class RemotingClient:
         self._connections: dict[str, asyncio.Task[_Connection]] = {}
         self._is_closed = False
 
-    async def call(self, address: str, command: Command, timeout_s: float = 3.0) -> Command:
+    async def call(
+        self, address: str, command: Command, timeout_s: float = 3.0, *, is_patient: bool = False
+    ) -> Command:
         """Send a request and return the response, whatever its code.
 
         Args:
             address: ``host:port``.
             command: Its code, ext and body are sent; its number is chosen here.
             timeout_s: For all of it, the connecting included.
+            is_patient: That time begins anew whenever more of the request has arrived: a slow link takes long for much.
 
         Raises:
             RequestTimeoutError: no response came in time.
             ConnectionLostError: the connection was lost; NotConnectedError: it could not be made.
         """
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 connection = await self._connect(address)
-                return await connection.call(command, next(self._numbers) & _MAX_OPAQUE)
+                opaque = next(self._numbers) & _MAX_OPAQUE
+                return await connection.call(command, opaque, limit if is_patient else None, timeout_s)
         except TimeoutError:
             raise RequestTimeoutError(address, request_name(command.code), timeout_s) from None
 
@@ -199,17 +208,27 @@ class _Connection(asyncio.BufferedProtocol):
         self._reader = Reader(client.limits)
         self._waiting: dict[int, asyncio.Future[Command]] = {}
         self._reason = ""
+        self._sent_bytes = 0
         self._writable = asyncio.Event()
         self._writable.set()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def call(self, command: Command, opaque: int) -> Command:
-        """Send a request and wait for its response."""
+    async def call(self, command: Command, opaque: int, limit: asyncio.Timeout | None, timeout_s: float) -> Command:
+        """Send a request and wait for its response; ``limit`` is put off by ``timeout_s`` as long as it arrives."""
         await self.send(command, opaque, oneway=False)
-        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Command] = loop.create_future()
         self._waiting[opaque] = future
         try:
+            arrived = self._arrived_bytes()
+            while limit is not None:
+                done, _ = await asyncio.wait((future,), timeout=timeout_s / _LOOKS)
+                if done:
+                    break
+                before, arrived = arrived, self._arrived_bytes()
+                if arrived != before:
+                    limit.reschedule(loop.time() + timeout_s)
             return await future
         finally:
             self._waiting.pop(opaque, None)
@@ -220,7 +239,14 @@ class _Connection(asyncio.BufferedProtocol):
         if self._reason:
             raise ConnectionLostError(self.address, self._reason)
         frame = encode_request(self._client.serialize, command.code, opaque, oneway, command.ext or None, command.body)
+        self._sent_bytes += len(frame)
         self._transport.write(frame)
+
+    def _arrived_bytes(self) -> int:
+        """Return how much of what was sent the server's system has acknowledged."""
+        fd = self._transport.get_extra_info("socket").fileno()
+        unacknowledged = int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        return self._sent_bytes - self._transport.get_write_buffer_size() - unacknowledged
 
     # -- the transport's side ------------------------------------------------------------------------------------
 

@@ -257,7 +257,7 @@ class Registrar:
         """Register once; return the size of what was sent."""
         body = await self._table.encode()
         command = self._registration(body, {COMPLETE: "true"})
-        response = await self._client.call(link.address, command, TIMEOUT_S)
+        response = await self._client.call(link.address, command, TIMEOUT_S, is_patient=True)
         if response.code != ResponseCode.SUCCESS:
             hint = ""
             if response.code == ResponseCode.NO_PERMISSION:

@@ -9,6 +9,7 @@ import asyncio
 import socket
 import struct
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -209,6 +210,45 @@ def test_each_address_of_a_name_is_tried(monkeypatch):
                     await client.call(f"registry:{port}", Command(30))
 
     run(echo, test, connect_timeout_s=0.4)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_time_begins_anew_while_a_slow_link_takes_a_request(reads):
+    """A table of many topics over a slow link: no longer than that it gets from who takes nothing."""
+
+    def serve(listener: socket.socket, given_up: threading.Event) -> None:
+        with listener.accept()[0] as connection:
+            size = 4 + struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))[0]
+            left = size - 4
+            while left and reads:
+                time.sleep(0.05)
+                left -= len(connection.recv(min(left, 128 << 10), socket.MSG_WAITALL))
+            if not left:
+                connection.sendall(encode_response(0, 1, 0))
+            given_up.wait(10)
+
+    async def test(_server: Server, client: RemotingClient) -> None:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            given_up = threading.Event()
+            server = threading.Thread(target=serve, args=(listener, given_up))
+            server.start()
+            call = client.call(
+                f"127.0.0.1:{listener.getsockname()[1]}", Command(103, body=bytes(6 << 20)), 0.6, is_patient=True
+            )
+            try:
+                if reads:
+                    assert (await call).code == 0
+                else:
+                    with pytest.raises(RequestTimeoutError):
+                        await call
+            finally:
+                given_up.set()
+                server.join()
+
+    run(echo, test)
 
 
 def test_a_connection_that_is_given_up_brings_nothing_later():
