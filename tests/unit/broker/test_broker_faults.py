@@ -229,6 +229,28 @@ def test_spill_files_that_a_power_cut_brings_back_go_with_the_next_start(tmp_pat
     rig.close()
 
 
+def test_a_folder_of_spill_files_that_cannot_be_looked_at_holds_up_no_deletion(
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The deletion is in the log by then: consumers must learn of it, and other channels of the topic go as well."""
+    rig.subscribe("t", "c")
+    rig.subscribe("t", "other")
+    inspect = os.stat
+
+    def refuse(path: str | int, **options: object) -> os.stat_result:
+        if isinstance(path, os.PathLike) and rig.store.directory.channels in Path(path).parents:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return inspect(path, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.stat", refuse)
+        rig.broker.delete_topic("t")
+        assert "t" not in rig.broker.topics
+        rig.subscribe("u", "c")
+        rig.broker.close()
+    assert "folder of spill files not removed" in caplog.text
+
+
 def test_a_journal_that_cannot_be_opened_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
