@@ -265,7 +265,7 @@ class MetricsReport:
             ("refused_full", "Batches refused for lack of room.", counters.refused_full),
             ("segment_waits", "Times an append waited for its next segment.", counters.segment_waits),
             ("view_write_errors", "Failed writes of consume queues and checkpoints.", counters.view_write_errors),
-            ("mark_write_errors", "Failed writes of the durable mark.", counters.mark_write_errors),
+            ("mark_write_errors", "Failed writes and syncs of the durable mark.", counters.mark_write_errors),
             ("cold_reads", "Reads ahead of records that were not in memory.", counters.cold_reads),
             ("read_errors", "Reads of messages that the system refused, tried again.", counters.read_errors),
             ("checkpoints", "Checkpoints written.", counters.checkpoints),

@@ -505,12 +505,16 @@ class Store:
             self._mark_job = self._executor.submit(self.mark.sync)
             self._mark_job.add_done_callback(self._note_mark_job)
 
-    @staticmethod
-    def _note_mark_job(job: Future[None]) -> None:
+    def _note_mark_job(self, job: Future[None]) -> None:
         error = job.exception()
-        if error is not None:
-            # The mark only tells a start how much it should find: with an older one it reports less as lost.
-            logger.error("durable mark not synced error=%s", error)
+        if error is None:
+            return
+        # The mark only tells a start how much it should find: with an older one it reports less as lost.
+        self.counters.mark_write_errors += 1
+        if self._pace.is_due("mark sync"):
+            logger.error(
+                "durable mark not synced, tried again each second path=%s error=%s", self.directory.durable_mark, error
+            )
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
