@@ -390,6 +390,36 @@ def test_a_save_that_fails_is_tried_again(rig: ExactlyOnceRig) -> None:
     assert rig.services.producers.log.counters.saves == 1
 
 
+def test_a_save_that_fails_is_not_tried_with_each_tick(
+    rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each takes the whole state down on the event loop, and a full disk lasts."""
+    monkeypatch.setattr("headrace.broker.exactly_once.producer_log.SAVE_EVERY", 1)
+    log = rig.services.producers.log
+    rig.store.directory.producers.mkdir()
+
+    def pass_time(milliseconds: int) -> None:
+        for _ in range(milliseconds // 500):
+            rig.clock.advance_ms(500)
+            log.tick(rig.clock.now_ms())
+            rig.store.flush()
+            log.wait_for_file()
+            rig.turn()
+
+    rig.send("sequence", rows("a"))
+    pass_time(9_000)
+    assert log.counters.save_errors == 1
+    pass_time(20_000)
+    assert log.counters.save_errors == 3
+    assert caplog.text.count("state of producers not saved") == 1
+    rig.store.directory.producers.rmdir()
+    pass_time(10_000)
+    assert log.counters.saves == 1
+    rig.send("sequence", rows("b"), seq=1)
+    pass_time(500)
+    assert log.counters.saves == 2, "at once again"
+
+
 def test_a_damaged_copy_is_made_anew_from_the_log(rig: ExactlyOnceRig) -> None:
     rig.send("sequence", rows(*"ab"))
     rig.send("key", rows(*"kl"))

@@ -99,6 +99,7 @@ class ProducerLog:
         self._executor = Threads("headrace-producers")
         self._part_of = {op: part for part in parts for op in part.ops}
         self._is_saving = False
+        self._is_failing = False  # the last save failed: named, and tried again
         self._is_closed = False
         self._unsaved = 0
         self._next_save_ms = -1
@@ -273,7 +274,7 @@ class ProducerLog:
         mono_ms = self._broker.clock.monotonic_ms()
         if self._next_save_ms < 0:
             self._next_save_ms = mono_ms + SAVE_AFTER_MS
-        if self._unsaved < SAVE_EVERY and mono_ms < self._next_save_ms:
+        if mono_ms < self._next_save_ms and (self._is_failing or self._unsaved < SAVE_EVERY):
             return
         self._is_saving = True
         self._next_save_ms = -1
@@ -311,6 +312,7 @@ class ProducerLog:
         self._is_saving = False
         if error is None:
             self.counters.saves += 1
+            self._is_failing = False
             return
         if self._is_closed:
             return  # ``close`` saves everything
@@ -318,7 +320,9 @@ class ProducerLog:
         self._unsaved += unsaved
         self.counters.save_errors += 1
         self._next_save_ms = self._broker.clock.monotonic_ms() + RETRY_MS
-        logger.warning("state of producers not saved, tried again later error=%s", error)
+        if not self._is_failing:
+            logger.warning("state of producers not saved, tried again later error=%s", error)
+        self._is_failing = True
 
     def wait_for_file(self) -> None:
         """Return when a save that is under way has ended. Blocks: for tools and tests."""
