@@ -503,9 +503,17 @@ class ChannelJournal:
             self._size_before = 0
             while self._retired:
                 os.close(self._retired.pop())
-            for old, path in self._journals():
-                if old < generation:
-                    self._remove_old(path)
+            try:
+                replaced = [path for old, path in self._journals() if old < generation]
+            except OSError as error:
+                logger.warning(
+                    "old journals not looked for, tried again with the next path=%s error=%s",
+                    self._directory,
+                    error.strerror,
+                )
+                return
+            for path in replaced:
+                self._remove_old(path)
 
     @staticmethod
     def _remove_old(path: Path) -> None:

@@ -429,6 +429,27 @@ def test_what_cannot_be_removed_stays(
     assert loaded.channels == {A: ChannelHistory(b"S2", [])}
 
 
+def test_a_folder_that_cannot_be_listed_keeps_old_journals_and_takes_the_snapshot(
+    directory: Path,
+    journals: list[ChannelJournal],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without a descriptor left, say: it was logged as a bug, and a stop that met it saved no catalog."""
+    journal, _ = opened(directory, journals)
+
+    def refuse(path: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        journal.compact([(A, b"S1")])
+    assert "old journals not looked for" in caplog.text
+    assert sorted(path.name for path in directory.glob("journal.*")) == ["journal.00000001", "journal.00000002"]
+    journal.compact([(A, b"S2")])
+    assert sorted(path.name for path in directory.glob("journal.*")) == ["journal.00000003"]
+
+
 def test_failed_compaction_leaves_everything_in_use(
     directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
