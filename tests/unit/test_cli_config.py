@@ -52,6 +52,8 @@ def test_version_loads_no_broker() -> None:
     ("arguments", "message"),
     [
         (["nonsense"], "headrace: No such command 'nonsense'; see headrace --help\n"),
+        (["jobs"], "headrace: No such command 'jobs'. Did you mean 'job'?\n"),
+        (["stroe", "check", "x"], "headrace: No such command 'stroe'. Did you mean 'store'?\n"),
         (["serve", "nonsense"], "headrace: Got unexpected extra argument (nonsense); see headrace serve --help\n"),
         (["config", "print", "--nonsense"], "headrace: No such option '--nonsense'"),
         (
