@@ -11,14 +11,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NoReturn
 
 import click
-from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from headrace.cli.output import print_json, result_console
+from headrace.cli.output import draw_table, print_json, result_console
 from headrace.cli.program import INTERRUPTED, complain
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs.config import JobConfig, JobOption, unknown
@@ -318,36 +317,13 @@ def print_summary(summary: Summary) -> None:
 
 def make_table(table: Table, width: int) -> RichTable:
     """Return a table for people, cut after so many rows; where it is too wide, the widest columns are cut."""
-    drawn = RichTable(box=None)
     names = [column.replace("_", " ") for column in table.columns]
     rows = [
         [visible(show(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
         for row in table.rows[:MAX_ROWS]
     ]
-    widths = [max(map(text_width, texts)) for texts in zip(names, *rows, strict=True)]
-    # Rich would take as much from each column: one long key, and no row says any more where its message is.
-    most = widest_column(widths, width - len(names) * sum(drawn.padding[1::2]))
-    for number, name in enumerate(names):
-        is_number = all(isinstance(row[number], int | float) for row in table.rows)
-        drawn.add_column(name, justify="right" if is_number else "left", no_wrap=True, max_width=most)
-    for row in rows:
-        drawn.add_row(*map(Text, row))
-    return drawn
-
-
-def text_width(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
-    return max(map(cell_len, text.expandtabs().split("\n")))
-
-
-def widest_column(widths: Sequence[int], space: int) -> int:
-    """Return how wide a column may be, at least 1, so that all of them fit into ``space``."""
-    for number, width in enumerate(sorted(widths)):
-        share = space // (len(widths) - number)
-        if width > share:
-            return max(share, 1)
-        space -= width
-    return max(widths, default=0)
+    is_number = [all(isinstance(row[at], int | float) for row in table.rows) for at in range(len(names))]
+    return draw_table(names, rows, width, is_right=is_number)
 
 
 def visible(text: str) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import TransferSpeedColumn as SpeedColumn
+from rich.table import Table
+from rich.text import Text
 
 PIPE_COLUMNS: Final = 240
 """Where nobody looks, lines are as long as programs like them."""
@@ -32,6 +35,39 @@ def print_json(value: object) -> None:
 def result_console() -> Console:
     """Return what prints a command's result."""
     return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+
+
+def draw_table(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, is_right: Sequence[bool]) -> Table:
+    """Return a table; where it is wider than ``width``, its widest columns are cut.
+
+    Rich would take as much from each column: one long name or key, and the others say nothing any more.
+
+    Args:
+        is_right: Which columns stand on the right, as numbers do.
+    """
+    drawn = Table(box=None)
+    widths = [max(map(text_width, texts)) for texts in zip(names, *rows, strict=True)]
+    most = widest_column(widths, width - len(names) * sum(drawn.padding[1::2]))
+    for name, right in zip(names, is_right, strict=True):
+        drawn.add_column(name, justify="right" if right else "left", no_wrap=True, max_width=most)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    return drawn
+
+
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return max(map(cell_len, text.expandtabs().split("\n")))
+
+
+def widest_column(widths: Sequence[int], space: int) -> int:
+    """Return how wide a column may be, at least 1, so that all of them fit into ``space``."""
+    for number, width in enumerate(sorted(widths)):
+        share = space // (len(widths) - number)
+        if width > share:
+            return max(share, 1)
+        space -= width
+    return max(widths, default=0)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import click
 import msgspec
-from rich.table import Table
+from rich.console import Console
+from rich.text import Text
 
 from headrace.broker.catalog import Catalog
 from headrace.broker.channels.stored_channels import (
@@ -21,7 +22,7 @@ from headrace.broker.channels.stored_channels import (
 )
 from headrace.broker.consumers.stored_groups import check_config_file, check_groups
 from headrace.cli.options import FolderPath
-from headrace.cli.output import byte_bars, json_option, print_json, result_console
+from headrace.cli.output import byte_bars, draw_table, json_option, print_json, result_console
 from headrace.cli.program import complain
 from headrace.cli.store_import import import_store
 from headrace.errors import QueueNotFoundError, SideFileError
@@ -239,32 +240,29 @@ def _print_inspection(shown: dict[str, Any]) -> None:
         markup=False,
     )
     segments = shown["segments"]
-    console.print(_table(
-        "segments", ["file", "size", "allocated", "first record stored (ms)"],
+    _print_table(
+        console, "segments", ["file", "size", "allocated", "first record stored (ms)"],
         [[s["file"], s["size_bytes"], s["allocated_bytes"], s["first_store_timestamp_ms"] or "-"] for s in segments],
-    ))  # fmt: skip
-    console.print(_table(
-        "queues", ["topic", "queue", "min offset", "next offset", "files"],
+    )  # fmt: skip
+    _print_table(
+        console, "queues", ["topic", "queue", "min offset", "next offset", "files"],
         [[topic, q["queue_id"], q["min_offset"], q["next_offset"], q["files"]]
          for topic, queues in shown["topics"].items() for q in queues],
-    ))  # fmt: skip
+    )  # fmt: skip
     index = shown["index"] or {"files": []}
-    console.print(_table(
-        "index files", ["file", "keys", "slots used", "begins at", "ends at", "allocated"],
+    _print_table(
+        console, "index files", ["file", "keys", "slots used", "begins at", "ends at", "allocated"],
         [[f["file"], f["keys"], f["used_slots"], f["begin_offset"], f["end_offset"], f["allocated_bytes"]]
          for f in index["files"]],
-    ))  # fmt: skip
-    console.print(_table(
-        "channels", ["topic", "channel", "floors", "unfinished", "deferred", "requeued", "paused"],
+    )  # fmt: skip
+    _print_table(
+        console, "channels", ["topic", "channel", "floors", "unfinished", "deferred", "requeued", "paused"],
         [[c["topic"], c["channel"], " ".join(str(q["floor"]) for q in c["queues"]), c["unfinished"], c["deferred"],
           c["requeued"], "yes" if c["paused"] else "no"] for c in shown["channels"]],
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
-def _table(title: str, columns: list[str], rows: list[list[object]]) -> Table:
-    table = Table(title=f"{title} ({len(rows)})", title_justify="left", box=None)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    return table
+def _print_table(console: Console, title: str, columns: list[str], rows: list[list[object]]) -> None:
+    console.print(Text(f"{title} ({len(rows)})", "table.title"))
+    texts = [[str(cell) for cell in row] for row in rows]
+    console.print(draw_table(columns, texts, console.width, is_right=[at > 0 for at in range(len(columns))]))

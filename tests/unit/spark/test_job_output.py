@@ -12,8 +12,8 @@ import pytest
 from rich.cells import cell_len
 
 from headrace.cli import job
-from headrace.cli.job import held_interrupts, plain_interrupts, print_summary, quiet_py4j, visible, widest_column
-from headrace.cli.output import PIPE_COLUMNS
+from headrace.cli.job import held_interrupts, plain_interrupts, print_summary, quiet_py4j, visible
+from headrace.cli.output import PIPE_COLUMNS, widest_column
 from headrace.cli.program import run
 from headrace.spark.jobs.summary import Summary, Table, count_of
 from tests.support.signals import unignored

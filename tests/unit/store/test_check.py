@@ -720,6 +720,21 @@ def test_inspect_of_a_store_without_a_checkpoint(bench: StoreBench, capsys: pyte
     assert "durable mark none, checkpoint none, 0 holes" in capsys.readouterr().out
 
 
+def test_a_long_name_hides_no_other_column_of_an_inspection(
+    bench: StoreBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 80 columns one topic of 64 letters left no room for the queue's number, nor for anything of a channel."""
+    broker = broker_on(bench)
+    broker.ensure_channel(broker.ensure_topic("T" * 64), "audit")
+    broker.close()
+    bench.close()
+    monkeypatch.setattr("headrace.cli.output.PIPE_COLUMNS", 80)
+    assert run(["store", "inspect", str(bench.root)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^ T+… +audit +0 +0 +0 +0 +no *$", text, re.MULTILINE), text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_damage_on_the_command_line(make_bench: MakeBench, capsys: pytest.CaptureFixture[str]) -> None:
     """Every damaged record has a line; unknown places in a dump have one too."""
     bench = make_bench()
