@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs import stats_placing
 
 OLD_HOURS = {
@@ -118,6 +118,22 @@ def test_what_runs_left_is_removed(tables: Path) -> None:
     assert contents(tables) == OLD_HOURS
     stats_placing.finish(tables)
     assert contents(tables) == OLD_HOURS
+
+
+def test_what_others_have_in_the_folder_stays(tables: Path) -> None:
+    """A run removed the folder in which another job of Spark had all that it had not finished."""
+    others = {"lake/_temporary/0/part-x.parquet": "x", "lake/.spark-staging-1/part-x.parquet": "x"}
+    write(tables, others)
+    stats_placing.put_in_place(tables)
+    assert contents(tables) == BOTH | others
+
+
+@pytest.mark.parametrize("name", ["_old/letters.txt", "_new/src/main.py", "_ready/minute.csv"])
+def test_a_folder_where_others_have_what_a_run_removes_is_refused(tables: Path, name: str) -> None:
+    stats_placing.require_own(tables)
+    write(tables, {name: "mine"})
+    with pytest.raises(ConfigError, match=rf"holds .*/{name.rpartition('/')[0]}.*, which no job has written"):
+        stats_placing.require_own(tables)
 
 
 def test_what_cannot_be_moved_is_said_and_the_next_run_goes_on(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:

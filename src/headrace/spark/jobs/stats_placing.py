@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs.target import NEW, OLD, write_beside
 
 if TYPE_CHECKING:
@@ -29,8 +29,27 @@ READY: Final = "_ready"
 """Below the folder of the tables: what takes its place in them."""
 PARTITIONS: Final = {"minute": ("dt", "hour"), "hour": ("dt", "hour"), "day": ("dt",)}
 """What the folders of a table are named after; one of the last of them is replaced as a whole."""
-LEFT_BEHIND: Final = (NEW, OLD, "*/.spark-staging-*", "*/_temporary")
+LEFT_BEHIND: Final = (
+    NEW, OLD, *(f"{span}/{left}" for span in PARTITIONS for left in (".spark-staging-*", "_temporary")),
+)  # fmt: skip
 """Of runs that were killed: ours, and Spark's."""
+
+
+def require_own(folder: Path) -> None:
+    """Refuse a folder in which others have what a run replaces and removes.
+
+    Raises:
+        ConfigError: it is one, or cannot be looked at.
+    """
+    try:
+        found = [child for name in (NEW, READY, OLD) for child in (folder / name).glob("*")]
+    except OSError as error:
+        raise ConfigError(f"--to {folder} cannot be read: {error.strerror}", key="to") from None
+    for child in found:
+        if child.name not in PARTITIONS:
+            raise ConfigError(
+                f"--to {folder} holds {child}, which no job has written: name a new or an empty folder", key="to"
+            )
 
 
 def write_span(rows: DataFrame, folder: Path, span: str) -> None:
