@@ -14,6 +14,7 @@ old one when ``model.json`` names it: until then, and for whoever is just readin
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +36,8 @@ USUAL: Final = 0.98
 MARGIN: Final = 5.0
 """How far above the distance of the strangest of them the threshold is."""
 MIN_ROWS: Final = 500
+_PIPELINE: Final = re.compile(r"pipeline(-\d+)?")
+"""Name of a model's folder in ours; one of others may be there, too."""
 _WAIT_S: Final = 60.0
 """For another run that saves its model."""
 _MIN_VARIANCE: Final = 0.01
@@ -168,8 +171,8 @@ def save(model: AlertModel, folder: Path) -> None:
         beside = folder / "model.json.new"
         beside.write_text(json.dumps(asdict(model.note), indent=1) + "\n", encoding="utf-8")
         beside.replace(folder / "model.json")
-        for old in folder.glob("pipeline*"):
-            if old.name not in kept:
+        for old in folder.iterdir():
+            if _PIPELINE.fullmatch(old.name) and old.name not in kept and (old / "metadata").is_dir():
                 shutil.rmtree(old, ignore_errors=True)
 
 

@@ -1,0 +1,45 @@
+"""The folder of the model of ``headrace job alerts``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="the extra spark is not installed")
+
+from headrace.spark.jobs import alerts_model
+from headrace.spark.jobs.alerts_series import FEATURES
+
+
+class Pipeline:
+    """Stands for a model of Spark ML, of which only the saving is looked at."""
+
+    def write(self) -> Pipeline:
+        return self
+
+    def overwrite(self) -> Pipeline:
+        return self
+
+    def save(self, path: str) -> None:
+        for part in ("metadata", "stages"):  # in this order
+            Path(path, part).mkdir(parents=True)
+
+
+def save(folder: Path, made_ms: int) -> None:
+    note = alerts_model.ModelNote(list(FEATURES), 1.0, 500, [1.0], made_ms, pipeline=f"pipeline-{made_ms}")
+    pipeline: Any = Pipeline()
+    alerts_model.save(alerts_model.AlertModel(pipeline, note), folder)
+
+
+def test_only_models_of_before_are_removed(tmp_path: Path) -> None:
+    """``--model .`` took away whatever folder had a name that begins with pipeline."""
+    others = ("pipelines/prod.py", "pipeline-prod/metadata/x", "pipeline/main.py", "pipeline-7/x")
+    for name in others:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("mine")
+    for made_ms in (17, 18, 19):
+        save(tmp_path, made_ms)
+    assert [name for name in others if not (tmp_path / name).is_file()] == []
+    assert sorted(path.name for path in tmp_path.glob("pipeline-1*")) == ["pipeline-18", "pipeline-19"]
