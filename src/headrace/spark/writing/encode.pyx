@@ -356,6 +356,7 @@ cdef class Encoder:
 
     cdef readonly int64_t rows
     cdef readonly int64_t left_out
+    cdef int64_t row_left_out           # of the row that is encoded, which may be begun anew
     cdef readonly int partition
 
     cdef int64_t to_seal                # destination
@@ -670,6 +671,7 @@ cdef class Encoder:
                 return status
             row[0] += 1
             self.rows += 1
+            self.left_out += self.row_left_out
             if self.held_bytes > self.most_held_bytes:
                 return MUST_SEAL_ALL
         return DONE
@@ -685,6 +687,7 @@ cdef class Encoder:
         cdef uint32_t sys_flag = 0
         cdef int status
         cdef uint8_t* at
+        self.row_left_out = 0
         if body.at == NULL:
             return self._fail(NULL_BODY, BODY, 0)
         if self.indexes[TOPIC] >= 0:
@@ -928,7 +931,7 @@ cdef class Encoder:
             if value.at == NULL or value.size == 0:
                 continue
             if _is_brokers(&name):
-                self.left_out += 1
+                self.row_left_out += 1
                 continue
             if has_tags and _is_named(&name, b"TAGS", 4) or has_keys and _is_named(&name, b"KEYS", 4):
                 continue

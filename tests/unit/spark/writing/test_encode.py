@@ -332,6 +332,17 @@ def test_properties_of_the_broker_are_counted() -> None:
     assert decode_batch(encoder.finish()[0][-1]) == [(0, b"", b"a\x01b\x02")]
 
 
+def test_properties_of_the_broker_are_counted_once_for_each_row() -> None:
+    """A row that does not fit into the request before it is begun anew, and one that is refused is not written."""
+    rows = [{"topic": "t", "body": b"x" * 600, "properties": [("__CRC32#", "1")]} for _ in range(10)]
+    encoder = Encoder(ROLES, EXTRAS, resolve, batch_bytes=1024)
+    encoder.feed(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+    assert encoder.left_out == 10
+    with pytest.raises(InvalidRowError):
+        encoder.feed(pa.RecordBatch.from_pylist([rows[0] | {"body": b"x" * (5 << 20)}], schema=SCHEMA))
+    assert encoder.left_out == 10
+
+
 BAD_ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"body": None}, "body", "is null"),
     ({"topic": None}, "topic", "no option topic"),
