@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from headrace.spark.jobs import lake  # noqa: E402
 from headrace.spark.jobs.archive_files import describe, folder_name, write_parquet  # noqa: E402
 from headrace.spark.jobs.manifest import (  # noqa: E402
     FOLDER,
+    ArchiveError,
     BrokerRange,
     Epoch,
     Manifest,
@@ -66,6 +68,25 @@ def iceberg_files(root: Path) -> list[Path]:
         return files
     finally:
         catalog.close()
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_file_with_a_damaged_end_is_named(tmp_path: Path, table_format: str, damaged: int) -> None:
+    """Of its length, so that the archive takes it for whole; pyarrow's error names no file, and was a traceback."""
+    pytest.importorskip(
+        {"delta": "deltalake", "iceberg": "pyiceberg.catalog.sql"}[table_format],
+        reason=f"the extra {table_format} is not installed",
+    )
+    archive_more(tmp_path)
+    manifest = archive_more(tmp_path)
+    path = Path(manifest.locate(manifest.files[damaged]))
+    path.write_bytes(path.read_bytes()[:-4] + b"nope")
+    if table_format == "delta" and damaged:
+        assert lake.commit("delta", manifest) == 2  # it reads one for the columns, the rest says the manifest
+        return
+    with pytest.raises(ArchiveError, match=rf"^{re.escape(str(path))} belongs to the archive and cannot be read: .*"):
+        lake.commit(table_format, manifest)
 
 
 def test_an_iceberg_table_stays_with_its_archive(tmp_path: Path) -> None:

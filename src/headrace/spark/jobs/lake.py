@@ -61,13 +61,15 @@ def commit(table_format: str, manifest: Manifest) -> int | None:
     """Bring the table up to the manifest; return the epoch it stands at, None without a table.
 
     Raises:
-        ArchiveError: the table cannot be written.
+        ArchiveError: the table cannot be written, or a file of the archive not be read for it.
     """
     if table_format == "parquet" or not manifest.files:
         return None
     try:
         return _commit_delta(manifest) if table_format == "delta" else _commit_iceberg(manifest)
     except Exception as error:
+        if type(error).__module__.startswith("pyarrow"):
+            _require_readable(manifest)
         if not type(error).__module__.startswith(("deltalake", "pyiceberg", "sqlalchemy", "_internal", "builtins")):
             raise
         said = str(error).partition("\n")[0]  # deltalake adds its native stack, SQLAlchemy its statement
@@ -76,6 +78,22 @@ def commit(table_format: str, manifest: Manifest) -> int | None:
             f"the {table_format} table over {manifest.path} cannot be written: {said}; the archive itself is complete, "
             f"and the next run catches up, or makes the table anew where its folder {folder} was removed"
         ) from error
+
+
+def _require_readable(manifest: Manifest) -> None:
+    """Name the file of which pyarrow cannot read the footer, which its error does not.
+
+    Raises:
+        ArchiveError: there is one.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415  # needed with a table only
+
+    from headrace.spark.jobs.replay_rows import reading  # noqa: PLC0415  # needs pyspark
+
+    for file in manifest.files:
+        path = manifest.locate(file)
+        with reading(path):
+            pq.read_metadata(path)
 
 
 def read_schema(manifest: Manifest) -> pa.Schema:
