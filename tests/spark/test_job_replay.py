@@ -7,6 +7,7 @@ import time
 import zlib
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -264,6 +265,18 @@ def test_a_topic_that_cannot_have_its_own_name_says_where_it_can_go(spark, broke
         run_job(spark, "replay", config)
     run_job(spark, "replay", replace(config, map=("a.b=dotless",)))
     assert read_bodies(broker, "dotless") == ["dotted"]
+
+
+def test_a_topic_that_is_not_sent_is_not_mapped():
+    """``--map %DLQ%billing=again`` alone sent all ordinary topics, and no dead letter."""
+    covered = manifest.Manifest(Path("x"), [])
+    config = replay.Config(archive=Path("x"), servers="127.0.0.1:1", map=("%DLQ%billing=again",))
+    selection = manifest.Selection(topics=("%DLQ%billing",))
+    covered.epochs.append(manifest.Epoch(epoch=1, selection=selection, brokers={}, files=[]))
+    with pytest.raises(ConfigError, match=r"--map %DLQ%billing=\.\.\.: this is no ordinary topic .* --topics names it"):
+        replay.choose_topics(config, covered)
+    chosen = replay.choose_topics(replace(config, topics=("%DLQ%billing",)), covered)
+    assert chosen == ["%DLQ%billing"]
 
 
 def test_times_before_1970_hold_up_nothing(spark, broker, tmp_path):

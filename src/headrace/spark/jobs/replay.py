@@ -115,13 +115,20 @@ def choose_topics(config: Config, manifest: Manifest) -> list[str]:
     """Return the topics to send: those named, else all ordinary ones.
 
     Raises:
-        TopicNotFoundError: the archive has none of a topic that is named.
+        ConfigError: the archive has none of a topic that is named, or one is mapped that is not among those to send.
     """
-    named = [*config.topics, *(pair.split("=", 1)[0] for pair in config.map)]
-    require_known_topics(named, manifest.known_topics, "in the archive")
-    return sorted(config.topics) or [
-        topic for topic in sorted(manifest.topics) if topic not in INTERNAL_TOPICS and not topic.startswith("%")
-    ]
+    mapped = [pair.split("=", 1)[0] for pair in config.map]
+    require_known_topics([*config.topics, *mapped], manifest.known_topics, "in the archive")
+    for topic in () if config.topics else mapped:
+        if not _is_ordinary(topic):
+            raise ConfigError(
+                f"--map {topic}=...: this is no ordinary topic and is sent when --topics names it", key="map"
+            )
+    return sorted(config.topics) or [topic for topic in sorted(manifest.topics) if _is_ordinary(topic)]
+
+
+def _is_ordinary(topic: str) -> bool:
+    return topic not in INTERNAL_TOPICS and not topic.startswith("%")
 
 
 def require_targets(config: Config, topics: list[str]) -> None:
