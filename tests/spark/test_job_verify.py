@@ -235,6 +235,18 @@ def test_second_store_is_compared(spark, store, harmed):
     assert [found[:2] for found in damage_of(summary)] == [("differing_block", offset // SEGMENT * SEGMENT)]
 
 
+def test_what_cannot_be_compared_is_said_before_the_work(spark, store, harmed, tmp_path):
+    """It came behind all else, whose findings were not told: of a damaged store 'not checked' was all."""
+    with pytest.raises(ConfigError, match=r"--against .* is no store: it has no folder commitlog"):
+        verify.Config(store=store, against=tmp_path)
+    flip_body(harmed)
+    (tmp_path / "other" / "commitlog").mkdir(parents=True)
+    (tmp_path / "other" / "commitlog" / f"{0:020d}").write_bytes(bytes(SEGMENT))
+    (tmp_path / "other" / "commitlog" / f"{SEGMENT:020d}").write_bytes(bytes(2 * SEGMENT))
+    summary = verify_store(spark, harmed, against=tmp_path / "other")
+    assert (summary.exit_code, summary.facts.keys()) == (2, {"status", "error"})
+
+
 def test_logs_without_a_common_range_are_not_whole(spark, store, harmed):
     """Nothing was compared, so nothing can be said."""
     assert verify_store(spark, store, against=harmed).facts["compared_bytes"] > SEGMENT

@@ -75,6 +75,12 @@ def test_commas_of_texts_separate_and_those_of_a_programs_items_do_not():
     assert replace(config, share=1.0).topics == config.topics
 
 
+def test_what_a_list_has_twice_counts_once():
+    """Runs of ``dedup --topics orders`` and ``--topics orders,orders`` had identities of their own: all came twice."""
+    assert Example.parse({"to": "/x", "topics": ("b,a,b", "a")}).topics == ("b", "a")
+    assert make(to="/x", topics=("a", "a")).topics == ("a",)
+
+
 def test_an_empty_list_is_no_way_to_say_all():
     """``--topics "$TOPICS"`` with a variable that is not set."""
     for empty in ("", " ", ",", "orders,,", "orders,", ("",), ["a", ""]):

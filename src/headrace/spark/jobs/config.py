@@ -315,13 +315,7 @@ class JobConfig:
                 "name either --store DIR (its files are read) or --servers HOST:PORT (the brokers are asked)",
                 key="store",
             )
-        if self.store is not None and not self.store.is_dir():
-            raise ConfigError(f"--store {self.store} is not a directory", key="store")
-        if self.store is not None and not (self.store / "commitlog").is_dir():
-            raise ConfigError(
-                f"--store {self.store} is no store: it has no folder commitlog; name the broker's --data-dir",
-                key="store",
-            )
+        require_store(self.store, "store")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options that were set, as JSON values; no secret is among them."""
@@ -341,6 +335,25 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     meant = f"did you mean {near[0]!r}? " if near else ""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"there is no {what}: {meant}known are {', '.join(names[:MAX_NAMED]) or 'none'}{more}"
+
+
+def require_store(path: Path | None, name: str) -> None:
+    """Refuse a folder that is no store; None is none that is named.
+
+    Args:
+        name: Of the option that names it.
+
+    Raises:
+        ConfigError: it has no log.
+    """
+    if path is None:
+        return
+    if not path.is_dir():
+        raise ConfigError(f"--{name} {path} is not a directory", key=name)
+    if not (path / "commitlog").is_dir():
+        raise ConfigError(
+            f"--{name} {path} is no store: it has no folder commitlog; name the broker's --data-dir", key=name
+        )
 
 
 def require_known_topics(topics: Iterable[str], known: Collection[str], where: str = "") -> None:
@@ -411,13 +424,13 @@ def show_time(time_ms: int | None) -> str | None:
 
 
 def _read_list(value: Any) -> tuple[str, ...]:
-    """Return the items of a text, or those that a program gives, which are taken as they are."""
+    """Return the items of a text, or those that a program gives, which are taken as they are; each once."""
     items = tuple(_split(value) if isinstance(value, str | Path) else value)
     if not all(isinstance(item, str) for item in items):
         raise ConfigError("texts are needed")
     if "" in items or (not items and isinstance(value, str)):
         raise ConfigError(EMPTY)
-    return items
+    return tuple(dict.fromkeys(items))
 
 
 def _split(text: Any) -> list[str]:

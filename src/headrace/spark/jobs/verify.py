@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.findings import Finding
-from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option
+from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, require_store
 from headrace.spark.jobs.delay_levels import DEFAULT_LEVELS
 from headrace.spark.jobs.failure import explain
 from headrace.spark.jobs.progress import phase
@@ -55,6 +55,7 @@ class Config(JobConfig):
                 raise ConfigError("--index reads files: name the broker's --store", key="index")
             if self.broker and self.store is None:
                 raise ConfigError(BROKER_OF_STORE, key="broker")
+            require_store(self.against, "against")
         elif self.servers or self.store or self.against or self.index or self.broker:
             raise ConfigError("--archive is checked by itself: leave options of logs away", key="archive")
 
@@ -106,7 +107,12 @@ def verify_source(spark: SparkSession, config: Config, summary: Summary) -> tupl
     damage: list[Finding] = []
     info: list[Finding] = []
     facts = {"brokers": 0, "log_bytes": 0, "records": 0, "queues": 0, "pending_entries": 0}
-    checks = [StoreCheck(source, extent, config) for extent in source.extents()]
+    extents = source.extents()
+    if config.against is not None:  # now: what is found meanwhile would be lost
+        if len(extents) != 1:
+            raise ConfigError("--against compares one log: name the broker's --store", key="against")
+        scan.open_source(store=config.against).extents()
+    checks = [StoreCheck(source, extent, config) for extent in extents]
     plans = [check.tasks() for check in checks]
     tasks = [replace(task, number=number) for number, task in enumerate(chain.from_iterable(plans))]
     if config.dry_run:
@@ -152,8 +158,6 @@ def compare(spark: SparkSession, source: Any, config: Config, summary: Summary) 
     other = scan.open_source(store=config.against)
     (theirs,) = other.extents()
     mine = source.extents()
-    if len(mine) != 1:
-        raise ConfigError("--against compares one log: name the broker's --store", key="against")
     ranges = common_ranges(mine[0], theirs)
     summary.facts["compared_bytes"] = sum(end - start for start, end in ranges)
     if not ranges:
