@@ -63,6 +63,15 @@ def test_open_store_is_not_replaced(spark, broker):
         run_job(spark, "rebuild", rebuild.Config(store=broker.data_dir, replace=True))
 
 
+def test_a_removed_lock_file_makes_no_store_a_closed_one(broker):
+    """The job made and locked another file of the name, and took the queues away from a living broker."""
+    send(broker.remoting, orders(10))
+    (broker.data_dir / "lock").unlink()
+    config = rebuild.Config(store=broker.data_dir, replace=True)
+    with pytest.raises(StoreLockedError, match="is open in a broker: stop it first"):
+        rebuild.run(None, config)
+
+
 def test_damaged_record_becomes_a_filler_as_in_a_broker(spark, tmp_path):
     """A broker that makes its queues anew from a damaged log writes the same."""
     bench = StoreBench(tmp_path / "store", segment_bytes=1 << 20)
@@ -177,6 +186,11 @@ def test_dry_run_and_bad_input(spark, store, tmp_path):
         rebuild.Config(to=tmp_path / "views")
     with pytest.raises(ConfigError, match="either --to"):
         rebuild.Config(store=store)
+    config = rebuild.Config(store=store, to=tmp_path / "taken")
+    (tmp_path / "taken" / "keys").mkdir(parents=True)  # by a run that began since
+    with pytest.raises(ConfigError, match=r"--to .*/taken: another run has begun to write there: name a new folder"):
+        run_job(spark, "rebuild", config)
+    assert (tmp_path / "taken" / "keys").is_dir()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="name a new folder"):
         rebuild.Config(store=store, to=tmp_path / "file")

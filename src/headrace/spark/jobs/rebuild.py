@@ -8,8 +8,6 @@ log and then take the place of the old ones; the broker must be stopped, which i
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
 from headrace.format.epochs import Epochs, noted_queue_ends
 from headrace.format.layout import CONSUME_QUEUES, StoreLayout
-from headrace.format.lock_file import owner_of
+from headrace.format.lock_file import LockHeldError, is_held, release_lock, take_lock
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, whole_entries
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 from headrace.settings import StoreSettings
@@ -145,6 +143,10 @@ class Rebuild:
             self._target.mkdir(parents=True, exist_ok=True)
             for name in ("keys", *(() if config.what == "index" else (CONSUME_QUEUES,))):
                 (self._target / name).mkdir()
+        except FileExistsError:
+            raise ConfigError(
+                f"--to {self._target}: another run has begun to write there: name a new folder", key="to"
+            ) from None
         except OSError as error:
             raise ConfigError(f"{self._target} cannot be written: {error.strerror}", key="to") from None
         self._side = {kind: _side_file(self._store, kind) for kind in ("store", "epochs", "checkpoint", "index")}
@@ -370,36 +372,25 @@ def _hold(store: Path, *, must_be_closed: bool) -> Iterator[bool]:
 
     Raises:
         StoreLockedError: a broker has the store open and must not.
-        StoreError: there is no store.
+        StoreError: the lock cannot be made.
     """
-    path = StoreLayout(store).lock
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if must_be_closed else 0), 0o644)
-    except FileNotFoundError:
-        yield True
+    lock = StoreLayout(store).lock
+    if not must_be_closed:
+        yield not is_held(lock)
         return
+    try:
+        held = take_lock(lock, with_folder=True)  # as a broker does: its lock file may have been removed
+    except LockHeldError as error:
+        raise StoreLockedError(
+            f"{store} is open in a broker{f' (pid {error.owner})' if error.owner else ''}: stop it first, or write to "
+            "another folder with --to; nothing was changed"
+        ) from None
     except OSError as error:
-        if must_be_closed:
-            raise StoreError(f"{path} cannot be locked: {error.strerror}") from error
-        yield not StoreLayout(store).abort.exists()
-        return
+        raise StoreError(f"{lock} cannot be locked: {error.strerror}") from error
     try:
-        is_free = True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not must_be_closed:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-        except BlockingIOError:
-            is_free = False
-        if must_be_closed and not is_free:
-            owner = owner_of(descriptor)
-            raise StoreLockedError(
-                f"{store} is open in a broker{f' (pid {owner})' if owner else ''}: stop it first, or write to another "
-                "folder with --to; nothing was changed"
-            )
-        yield is_free
+        yield True
     finally:
-        os.close(descriptor)
+        release_lock(held)
 
 
 def _side_file(store: StoreLayout, kind: str) -> Any:
