@@ -191,6 +191,9 @@ def test_dry_run_and_bad_input(spark, store, tmp_path):
     with pytest.raises(ConfigError, match=r"--to .*/taken: another run has begun to write there: name a new folder"):
         run_job(spark, "rebuild", config)
     assert (tmp_path / "taken" / "keys").is_dir()
+    (tmp_path / "rocketmq" / "commitlog").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"--replace is for a store of Headrace, and .*/rocketmq has no"):
+        rebuild.Config(store=tmp_path / "rocketmq", replace=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="name a new folder"):
         rebuild.Config(store=store, to=tmp_path / "file")

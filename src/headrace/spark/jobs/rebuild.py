@@ -70,6 +70,11 @@ class Config(JobConfig):
                 )
         if (self.to is None) == (not self.replace):
             raise ConfigError("name either --to DIR (a new folder) or --replace (the store's own)", key="to")
+        if self.replace and not StoreLayout(self.store).identity.exists():
+            raise ConfigError(
+                f"--replace is for a store of Headrace, and {self.store} has no headrace/store.json: name --to DIR",
+                key="replace",
+            )
         if self.to is not None and self.to.exists() and (not self.to.is_dir() or any(self.to.iterdir())):
             raise ConfigError(f"--to {self.to} is there already: name a new folder", key="to")
 
