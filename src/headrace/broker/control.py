@@ -13,11 +13,11 @@ import msgspec
 
 from headrace.batch import PublishBatch
 from headrace.broker.catalog import Catalog
+from headrace.broker.queue_search import places_from
 from headrace.clock import Clock
 from headrace.errors import SideFileError
 from headrace.format import record
 from headrace.format.names import CONTROL_TOPIC
-from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
 from headrace.store.store import Store
 
@@ -72,18 +72,12 @@ class ControlRecords:
             )
             self.catalog.applied_offset = queue.next_offset
             self.save()  # now: the next start would take as many changes from now on for applied
-        offset = self.catalog.applied_offset
-        while offset < queue.next_offset:
-            entries = queue.entries(offset, 512)
-            if not entries:
-                break
-            for physical_offset, record_bytes, _ in entries:
-                self._replay(offset, physical_offset, record_bytes)
-                offset += 1
-        self.catalog.applied_offset = offset
+        for queue_offset, physical_offset in places_from(queue, self.catalog.applied_offset):
+            self._replay(queue_offset, physical_offset)
+            self.catalog.applied_offset = queue_offset + 1
 
-    def _replay(self, queue_offset: int, physical_offset: int, record_bytes: int) -> None:
-        raw = None if record_bytes == FILLER_BYTES else self._store.log.read(physical_offset)
+    def _replay(self, queue_offset: int, physical_offset: int) -> None:
+        raw = self._store.log.read(physical_offset)
         if raw is None:
             logger.error("control record unreadable, its change is lost queue_offset=%d", queue_offset)
             return

@@ -1,14 +1,27 @@
-"""Where in a queue the records begin that lie behind a place of the log: looked for at a start, by halving.
+"""What a start looks for in a queue: all records from one on, or, by halving, the first behind a place of the log.
 
 A filler, an entry whose record is damaged or gone, stands nowhere: what is behind it says where it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.store.consume_queue import QueueBase
+
+NO_RECORD: Final = -1
+"""Physical offset of a filler; the log reads no record there."""
+_ENTRIES_AT_ONCE: Final = 512
+
+
+def places_from(queue: QueueBase, queue_offset: int) -> Iterator[tuple[int, int]]:
+    """Yield queue offset and physical offset of the records from a queue offset on, ``NO_RECORD`` of a filler."""
+    while entries := queue.entries(queue_offset, _ENTRIES_AT_ONCE):
+        for physical_offset, record_bytes, _ in entries:
+            yield queue_offset, physical_offset if record_bytes != FILLER_BYTES else NO_RECORD
+            queue_offset += 1
 
 
 def first_behind(queue: QueueBase, physical_offset: int) -> int:

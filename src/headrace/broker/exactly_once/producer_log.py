@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from headrace.broker.exactly_once.key_set import FINGERPRINT_BYTES
+from headrace.broker.queue_search import NO_RECORD, places_from
 from headrace.broker.torn_commands import Torn, find_torn
 from headrace.errors import SideFileError, StoreClosedError, StoreError
 from headrace.format import record
@@ -43,8 +44,6 @@ SAVE_EVERY: Final = 10_000
 SAVE_AFTER_MS: Final = 60_000
 """Time after which it is saved if there was any record."""
 RETRY_MS: Final = 10_000
-
-_ENTRIES_AT_ONCE: Final = 512
 
 
 @dataclass
@@ -169,32 +168,31 @@ class ProducerLog:
         numbers = sorted({number for _, _, epochs in saved.get("keys") or () for _, some in epochs for number in some})
 
         def places() -> Iterator[tuple[int, int]]:
-            for number in numbers:
-                entries = self.queue.entries(number, 1) if number >= self.queue.min_offset else []
-                if entries and entries[0][1] != FILLER_BYTES:
-                    yield number, entries[0][0]
+            return ((number, place) for number in numbers if (place := self._place_of(number)) != NO_RECORD)
 
         return find_torn(self._broker.store, places)
 
+    def _place_of(self, number: int) -> int:
+        """Return where the record of a number stands in the log, ``NO_RECORD`` where it is gone."""
+        entries = self.queue.entries(number, 1) if number >= self.queue.min_offset else []
+        return entries[0][0] if entries and entries[0][1] != FILLER_BYTES else NO_RECORD
+
     def _read_from(self, number: int) -> Iterator[tuple[int, int, dict[str, Any], bytes]]:
         """Yield the records from ``number`` on: number, physical offset, what it says, and its tail."""
-        while entries := self.queue.entries(number, _ENTRIES_AT_ONCE):
-            for physical_offset, record_bytes, _ in entries:
-                # Fillers stand for records that a crash took with what they were about.
-                if record_bytes != FILLER_BYTES:
-                    found = self._decode(number, physical_offset)
-                    if found is not None:
-                        yield number, physical_offset, *found
-                number += 1
+        for found, place in places_from(self.queue, number):
+            # Fillers stand for records that a crash took with what they were about.
+            content = self._decode(found, place) if place != NO_RECORD else None
+            if content is not None:
+                yield found, place, *content
 
     def read(self, number: int) -> tuple[dict[str, Any], bytes] | None:
         """Return a record and what follows its first line; None if it cannot be read, which is counted and logged."""
-        entries = self.queue.entries(number, 1) if number >= self.queue.min_offset else []
-        if not entries or entries[0][1] == FILLER_BYTES:
+        place = self._place_of(number)
+        if place == NO_RECORD:
             self.counters.unreadable += 1
             logger.error("record of producers is gone queue_offset=%d", number)
             return None
-        found = self._decode(number, entries[0][0])
+        found = self._decode(number, place)
         if found is None or number not in self._torn:
             return found
         return found[0], found[1][: self._torn[number].left * FINGERPRINT_BYTES]

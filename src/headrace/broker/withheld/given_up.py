@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from headrace.broker.queue_search import NO_RECORD, places_from
 from headrace.broker.torn_commands import find_torn
 from headrace.format import record
 from headrace.format.names import GIVEN_UP_TOPIC
-from headrace.format.queue_entry import FILLER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +29,6 @@ MAX_RECORDS: Final = 100_000
 
 GIVE_UP: Final = "give_up"
 DECIDE: Final = "decide"
-
-_ENTRIES_AT_ONCE: Final = 512
 
 
 class GivenUp:
@@ -75,12 +73,8 @@ class GivenUp:
         return max(self.queue.min_offset, self.queue.next_offset - MAX_RECORDS)
 
     def _places_from(self, number: int) -> Iterator[tuple[int, int]]:
-        """Yield number and physical offset of the records; fillers stand for what a crash took with its command."""
-        while entries := self.queue.entries(number, _ENTRIES_AT_ONCE):
-            for physical_offset, record_bytes, _ in entries:
-                if record_bytes != FILLER_BYTES:
-                    yield number, physical_offset
-                number += 1
+        """Return number and physical offset of the records; fillers stand for what a crash took with its command."""
+        return (place for place in places_from(self.queue, number) if place[1] != NO_RECORD)
 
     def _read_from(self, number: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield number and content of the records that can be read."""

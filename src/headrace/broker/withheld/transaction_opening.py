@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from headrace.broker.copies import RecordCopy
 from headrace.broker.message import SYS_COMMITTED, SYS_TRANSACTION, StoredMessage
+from headrace.broker.queue_search import places_from
 from headrace.broker.torn_commands import find_torn, records_from
 from headrace.broker.withheld.half_message import FIRST_OFFSET, number_or
 from headrace.format import record
 from headrace.format.names import HALF_TOPIC
-from headrace.format.queue_entry import FILLER_BYTES
 
 if TYPE_CHECKING:
     from headrace.broker.withheld.decided_floors import DecidedFloors
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
-
-_ENTRIES_AT_ONCE: Final = 512
 
 
 class TransactionOpening:
@@ -97,15 +95,13 @@ class TransactionOpening:
 
     def _read_from(self, queue: QueueBase, offset: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield queue offset, physical offset and record of what can be read."""
-        while entries := queue.entries(offset, _ENTRIES_AT_ONCE):
-            for physical_offset, record_bytes, _ in entries:
-                raw = None if record_bytes == FILLER_BYTES else self._store.log.read(physical_offset)
-                if raw is None:
-                    self._counters.dropped += 1
-                    logger.error("record of a transaction lost topic=%s queue_offset=%d", queue.topic, offset)
-                else:
-                    yield offset, physical_offset, raw
-                offset += 1
+        for found, physical_offset in places_from(queue, offset):
+            raw = self._store.log.read(physical_offset)
+            if raw is None:
+                self._counters.dropped += 1
+                logger.error("record of a transaction lost topic=%s queue_offset=%d", queue.topic, found)
+            else:
+                yield found, physical_offset, raw
 
     def _leave_out_delivered(self, ops: Iterable[int]) -> None:
         """Take out the transactions whose messages were delivered, where a hole took what else says so.
