@@ -36,7 +36,7 @@ class OffsetMachine(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.table = OffsetTable(*Jobs().file(Path(self.folder.name), FILE_NAME), SETTINGS)
+        self.table = OffsetTable(Jobs().writer(Path(self.folder.name), FILE_NAME), SETTINGS)
         self.table.load(lambda topic, queue_id: 1_000)
 
     def teardown(self) -> None:

@@ -30,10 +30,9 @@ class Jobs:
         for job in waiting:
             job()
 
-    def file(self, folder: Path, name: str) -> tuple[ConfigFile, FileWriter]:
-        """Return one file and its writer."""
-        made = ConfigFile(folder, name)
-        return made, FileWriter(made, self.submit, lambda call: call())
+    def writer(self, folder: Path, name: str) -> FileWriter:
+        """Return the writer of one file."""
+        return FileWriter(ConfigFile(folder, name), self.submit, lambda call: call())
 
 
 class BrokenConfigFile(ConfigFile):

@@ -50,9 +50,9 @@ class MessagingRig(BrokerRig):
         delays = parse_levels(self.broker_settings.delay_levels)
         self.store = Store.open(self.store_settings, self.clock, schedule_delays_ms=delays)
         self.broker = Broker.open(self.store, self.broker_settings, self.clock)
-        self.offsets = OffsetTable(*self._file(OFFSETS_FILE), self.broker_settings)
+        self.offsets = OffsetTable(self._writer(OFFSETS_FILE), self.broker_settings)
         self.offsets.load(lambda topic, queue_id: self.store.queue(topic, queue_id).next_offset)
-        self.levels = DelayLevels(self.broker, *self._file(DELAYS_FILE))
+        self.levels = DelayLevels(self.broker, self._writer(DELAYS_FILE))
         self.timed = TimedMessages(self.broker)
         self.transactions = Transactions(self.broker, self.offsets)
         self.transactions.on_check = self.checks.append
@@ -61,9 +61,8 @@ class MessagingRig(BrokerRig):
         self.retries = Retries(self.broker, self.levels, self.letters)
         self.broker.tickers += [self.levels, self.timed, self.transactions, OffsetTicker(self.offsets)]
 
-    def _file(self, name: str) -> tuple[ConfigFile, FileWriter]:
-        file = ConfigFile(self.config, name)
-        return file, FileWriter(file, lambda job: job(), lambda call: call())
+    def _writer(self, name: str) -> FileWriter:
+        return FileWriter(ConfigFile(self.config, name), lambda job: job(), lambda call: call())
 
     @property
     def config(self) -> Path:

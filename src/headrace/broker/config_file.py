@@ -223,8 +223,9 @@ class FileWriter:
     """
 
     def __init__(self, file: ConfigFile, submit: Submit, notify: Notify) -> None:
+        self.file = file
+        self.path = file.path
         self.errors = 0
-        self._file = file
         self._submit = submit
         self._notify = notify
         self._number = 0
@@ -282,11 +283,11 @@ class FileWriter:
         """Write, in the thread."""
         failure: OSError | None = None
         try:
-            self._file.save(build(), number)
+            self.file.save(build(), number)
         except OSError as error:
             failure = error
         except Exception as error:
-            logger.exception("config file not written by a bug path=%s", self._file.path)
+            logger.exception("config file not written by a bug path=%s", self.path)
             failure = OSError(str(error))
         self._notify(lambda: self._done(take, failure))
 
@@ -296,7 +297,7 @@ class FileWriter:
         if failure is not None:
             self.errors += 1
             if not self._is_behind:
-                logger.error("config file not written, tried again path=%s error=%s", self._file.path, failure)
+                logger.error("config file not written, tried again path=%s error=%s", self.path, failure)
             self._is_behind = True
             self._retry_ms = -1
             self._wanted = self._wanted or take
@@ -324,7 +325,7 @@ class FileWriter:
         """
         self._wanted = None
         self._number += 1
-        self._file.save(content, self._number)
+        self.file.save(content, self._number)
 
     def replace_both(self, content: bytes | bytearray) -> None:
         """Replace the file and its copy before returning: what they said must never count again. Blocks: for a start.

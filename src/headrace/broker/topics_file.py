@@ -39,10 +39,7 @@ class TopicsFile:
     What raises no version is not in it (ephemeral topics), or there before the first write (the broker's own).
     """
 
-    def __init__(
-        self, file: ConfigFile, writer: FileWriter, topics: Mapping[str, Topic], version: Callable[[], DataVersion]
-    ) -> None:
-        self._file = file
+    def __init__(self, writer: FileWriter, topics: Mapping[str, Topic], version: Callable[[], DataVersion]) -> None:
         self._writer = writer
         self._topics = topics
         self._version = version
@@ -85,7 +82,7 @@ class TopicsFile:
         try:
             self._writer.write_now(self._content()())
         except OSError as error:
-            logger.error("topics file not written path=%s error=%s", self._file.path, error)
+            logger.error("topics file not written path=%s error=%s", self._writer.path, error)
 
 
 def topic_fields(name: str, config: TopicConfig) -> dict[str, Any]:

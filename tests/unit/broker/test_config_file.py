@@ -130,7 +130,7 @@ def test_files_of_the_java_side_are_read(tmp_path: Path) -> None:
 
 def test_requests_during_a_write_go_together_with_the_next(tmp_path: Path) -> None:
     jobs = Jobs(at_once=False)
-    file, writer = jobs.file(tmp_path, "x.json")
+    writer = jobs.writer(tmp_path, "x.json")
     told: list[tuple[int, OSError | None]] = []
 
     def ask(number: int) -> None:
@@ -142,10 +142,10 @@ def test_requests_during_a_write_go_together_with_the_next(tmp_path: Path) -> No
     assert not told
     jobs.run()
     assert told == [(1, None)]
-    assert file.load() == {"number": 1}
+    assert writer.file.load() == {"number": 1}
     jobs.run()
     assert told == [(1, None), (2, None), (3, None)]
-    assert file.load() == {"number": 3}
+    assert writer.file.load() == {"number": 3}
     assert jobs.count == 2
     assert writer.is_clean
     writer.when_saved(lambda failure: told.append((4, failure)))
@@ -155,7 +155,7 @@ def test_requests_during_a_write_go_together_with_the_next(tmp_path: Path) -> No
 def test_a_table_is_taken_down_once_for_each_write(tmp_path: Path) -> None:
     """Not for each of a burst of changes: with some thousand groups that was all that making one cost."""
     jobs = Jobs(at_once=False)
-    file, writer = jobs.file(tmp_path, "x.json")
+    writer = jobs.writer(tmp_path, "x.json")
     taken: list[int] = []
 
     def take(number: int) -> Build:
@@ -168,7 +168,7 @@ def test_a_table_is_taken_down_once_for_each_write(tmp_path: Path) -> None:
     jobs.run()
     jobs.run()
     assert taken == [0, 4]
-    assert file.load() == {"number": 4}
+    assert writer.file.load() == {"number": 4}
 
 
 def test_a_write_that_fails_is_told_counted_and_tried_again(tmp_path: Path) -> None:
@@ -207,22 +207,22 @@ def test_a_disk_that_stays_full_is_named_once(tmp_path: Path, caplog: pytest.Log
 
 def test_a_bug_in_the_content_is_told_and_the_writer_lives(tmp_path: Path) -> None:
     jobs = Jobs()
-    file, writer = jobs.file(tmp_path, "x.json")
+    writer = jobs.writer(tmp_path, "x.json")
     writer.request(lambda: lambda: bytes(1 // 0))
     assert writer.errors == 1
     writer.request(lambda: lambda: content(1))
     assert writer.is_clean
-    assert file.load() == {"number": 1}
+    assert writer.file.load() == {"number": 1}
 
 
 def test_write_now_wins_over_what_waits(tmp_path: Path) -> None:
     jobs = Jobs(at_once=False)
-    file, writer = jobs.file(tmp_path, "x.json")
+    writer = jobs.writer(tmp_path, "x.json")
     writer.request(lambda: lambda: content(1))
     writer.request(lambda: lambda: content(2))
     writer.write_now(content(3))
     jobs.run()
-    assert file.load() == {"number": 3}
+    assert writer.file.load() == {"number": 3}
     assert writer.is_clean
 
 

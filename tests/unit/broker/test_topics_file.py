@@ -22,7 +22,7 @@ class Rig:
     def __init__(self, folder: Path, jobs: Jobs) -> None:
         self.topics: dict[str, Topic] = {}
         self.version = DataVersion()
-        self.file = TopicsFile(*jobs.file(folder, FILE_NAME), self.topics, lambda: self.version)
+        self.file = TopicsFile(jobs.writer(folder, FILE_NAME), self.topics, lambda: self.version)
 
     def put(self, made: Topic) -> None:
         self.topics[made.name] = made

@@ -51,15 +51,15 @@ class GroupServices:
         self._folder = broker.store.directory.config
         self.errors = 0
         self._executor = Threads("headrace-config")
-        self.groups = GroupTable(*self.config_file(GROUPS_FILE), settings)
-        self.offsets = OffsetTable(*self.config_file(OFFSETS_FILE), settings)
+        self.groups = GroupTable(self.file_writer(GROUPS_FILE), settings)
+        self.offsets = OffsetTable(self.file_writer(OFFSETS_FILE), settings)
         self.clients = ClientTable(settings)
         self.locks = QueueLocks(settings)
         self.holds = HeldPulls(settings)
         self.cold_pulls = HeldPulls(settings)
         self.statistics = Statistics(settings, clock.monotonic_ms(), broker_key)
         self.throughput = Throughput(clock.now_ms(), clock.monotonic_ms(), utc_offset_ms)
-        self.topics_file = TopicsFile(*self.config_file(TOPICS_FILE), broker.topics, lambda: broker.topic_version)
+        self.topics_file = TopicsFile(self.file_writer(TOPICS_FILE), broker.topics, lambda: broker.topic_version)
 
     @classmethod
     def open(cls, broker: Broker, *, broker_key: str = "", utc_offset_ms: int = 0) -> GroupServices:
@@ -82,11 +82,11 @@ class GroupServices:
         broker.warm_listeners.append(services.cold_pulls.wake_all)
         return services
 
-    def config_file(self, name: str) -> tuple[ConfigFile, FileWriter]:
-        """Return a file of the config folder and what writes it in the thread."""
+    def file_writer(self, name: str) -> FileWriter:
+        """Return what writes a file of the config folder in the thread."""
         file = ConfigFile(self._folder, name)
         # Looked up with each call: the node sets it to the event loop's after the broker is open.
-        return file, FileWriter(file, self._executor.submit, lambda call: self.broker.store.notify(call))
+        return FileWriter(file, self._executor.submit, lambda call: self.broker.store.notify(call))
 
     def queue_end(self, topic: str, queue_id: int) -> int:
         """Return where a queue goes on; 0 when there is none: what it will hold begins there."""

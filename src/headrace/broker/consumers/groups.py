@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from headrace.broker.config_file import ConfigFile, FileWriter, Saved, TableText, lacks_table
+from headrace.broker.config_file import FileWriter, Saved, TableText, lacks_table
 from headrace.broker.data_version import DataVersion, read_version
 from headrace.errors import InvalidNameError, QuotaExceededError
 from headrace.format import fastjson
@@ -145,11 +145,10 @@ _KINDS: Final = {str: " text", bool: " boolean", int: " whole number of 32 bits"
 class GroupTable:
     """All consumer groups of one broker. ``load`` reads its file, ``tick`` and ``close`` write it."""
 
-    def __init__(self, file: ConfigFile, writer: FileWriter, settings: BrokerSettings) -> None:
+    def __init__(self, writer: FileWriter, settings: BrokerSettings) -> None:
         self.version = DataVersion()
         self.refused = 0
         self._settings = settings
-        self._file = file
         self._writer = writer
         self._text: TableText[SubscriptionGroup] = TableText(lambda name, group: group.to_fields())
         self._groups = {name: SubscriptionGroup(name) for name in sorted(SYSTEM_GROUPS)}
@@ -160,13 +159,13 @@ class GroupTable:
         Raises:
             SideFileError: it is damaged, and so is its copy.
         """
-        content = self._file.load(find_groups_fault)
+        content = self._writer.file.load(find_groups_fault)
         if content is None:
             return
         self.version = read_version(content)
         for name, group, fault in read_groups(content):
             if group is None:
-                logger.warning("consumer group passed over path=%s key=%s error=%s", self._file.path, name, fault)
+                logger.warning("consumer group passed over path=%s key=%s error=%s", self._writer.path, name, fault)
             else:
                 self._groups[group.name] = group
 
@@ -272,7 +271,7 @@ class GroupTable:
         try:
             self._writer.write_now(self._content()())
         except OSError as error:
-            logger.error("consumer groups not written, last changes lost path=%s error=%s", self._file.path, error)
+            logger.error("consumer groups not written, last changes lost path=%s error=%s", self._writer.path, error)
 
 
 def read_groups(content: Mapping[str, Any]) -> Iterator[tuple[str, SubscriptionGroup | None, str]]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.broker.config_file import Build, ConfigFile, FileWriter, Saved, lacks_table
+from headrace.broker.config_file import Build, FileWriter, Saved, lacks_table
 from headrace.errors import InvalidNameError, OffsetOutOfRangeError, QuotaExceededError
 from headrace.format.names import DECIDED_GROUP, TEMPLATE_TOPICS
 from headrace.settings import BrokerSettings
@@ -55,10 +55,9 @@ class OffsetCounters:
 class OffsetTable:
     """The committed offsets of every group. Times passed to ``tick`` are ms of any clock that does not go back."""
 
-    def __init__(self, file: ConfigFile, writer: FileWriter, settings: BrokerSettings) -> None:
+    def __init__(self, writer: FileWriter, settings: BrokerSettings) -> None:
         self.counters = OffsetCounters()
         self._settings = settings
-        self._file = file
         self._writer = writer
         # Invariants: no entry of _offsets is empty; _topics_of and _groups_of say the same as its keys; _size counts
         # its queues. Every queue in _resets is in _offsets, with the same value; no entry of it is empty either.
@@ -83,10 +82,10 @@ class OffsetTable:
         Raises:
             SideFileError: it is damaged, and so is its copy.
         """
-        content = self._file.load(find_offsets_fault)
+        content = self._writer.file.load(find_offsets_fault)
         if content is None:
             return
-        for (group, topic), queues in read_offsets(content, self._file.path):
+        for (group, topic), queues in read_offsets(content, self._writer.path):
             for queue_id, offset in queues.items():
                 end = queue_end(topic, queue_id)
                 if topic in TEMPLATE_TOPICS:
@@ -103,7 +102,7 @@ class OffsetTable:
                         end,
                     )
                 self._put(group, topic, queue_id, min(offset, end))
-        for key, queues in _read_table(content.get("resetTable"), self._file.path, group_first=False):
+        for key, queues in _read_table(content.get("resetTable"), self._writer.path, group_first=False):
             known = self._offsets.get(key, {})
             waiting = {queue_id: known[queue_id] for queue_id in queues if queue_id in known}
             if waiting:
@@ -115,7 +114,7 @@ class OffsetTable:
             try:
                 self._writer.replace_both(build())
             except OSError as error:
-                logger.error("clamped offsets not written, tried again path=%s error=%s", self._file.path, error)
+                logger.error("clamped offsets not written, tried again path=%s error=%s", self._writer.path, error)
                 self._changed.update(dict.fromkeys(self._offsets))
 
     def tick(self, now_ms: int) -> None:
@@ -195,7 +194,7 @@ class OffsetTable:
         try:
             self._writer.write_now(self._content()())
         except OSError as error:
-            logger.error("committed offsets not written, groups read again path=%s error=%s", self._file.path, error)
+            logger.error("committed offsets not written, groups read again path=%s error=%s", self._writer.path, error)
 
     # -- committing -------------------------------------------------------------------------------------------------
 

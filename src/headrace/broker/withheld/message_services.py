@@ -32,7 +32,7 @@ class MessageServices:
     """
 
     def __init__(self, broker: Broker, groups: GroupServices) -> None:
-        self.delays = DelayLevels(broker, *groups.config_file(DELAY_FILE))
+        self.delays = DelayLevels(broker, groups.file_writer(DELAY_FILE))
         self.timed = TimedMessages(broker)
         self.transactions = Transactions(broker, groups.offsets)
         self.letters = DeadLetters()

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.batch import RecordBatch
-from headrace.broker.config_file import ConfigFile, FileWriter, lacks_table
+from headrace.broker.config_file import FileWriter, lacks_table
 from headrace.broker.message import Message, Placed, need_system_topic, put
 from headrace.broker.pull import PullStatus, read_queue
 from headrace.broker.withheld.redelivery import redeliver
@@ -123,7 +123,7 @@ class _Level:
 class DelayLevels:
     """Holds messages back by level. ``tick`` delivers what is due; add it to ``Broker.tickers``."""
 
-    def __init__(self, broker: Broker, file: ConfigFile, writer: FileWriter) -> None:
+    def __init__(self, broker: Broker, writer: FileWriter) -> None:
         """Take up where the last process noted that it was.
 
         Raises:
@@ -132,7 +132,6 @@ class DelayLevels:
         """
         self.counters = DelayCounters()
         self._broker = broker
-        self._file = file
         self._writer = writer
         self._records = RecordBatch(verifies=True)
         self._unnoted: deque[tuple[int, int, int]] = deque()
@@ -164,10 +163,12 @@ class DelayLevels:
             )
 
     def _load(self) -> dict[int, int]:
-        content = self._file.load(find_cursors_fault) or {"offsetTable": {}}
+        content = self._writer.file.load(find_cursors_fault) or {"offsetTable": {}}
         cursors, faults = read_cursors(content)
         for fault in faults:
-            logger.warning("delay cursor passed over, its level is delivered again path=%s %s", self._file.path, fault)
+            logger.warning(
+                "delay cursor passed over, its level is delivered again path=%s %s", self._writer.path, fault
+            )
         return cursors
 
     def _open_level(self, number: int, delay_ms: int, queue: ConsumeQueue, cursor: int) -> _Level:
@@ -357,7 +358,7 @@ class DelayLevels:
         try:
             self._writer.write_now(encode_cursors(self.cursors))
         except OSError as error:
-            logger.error("delay cursors not written, messages come again path=%s error=%s", self._file.path, error)
+            logger.error("delay cursors not written, messages come again path=%s error=%s", self._writer.path, error)
 
 
 def read_cursors(content: Mapping[str, Any]) -> tuple[dict[int, int], list[str]]:

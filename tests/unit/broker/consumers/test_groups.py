@@ -25,7 +25,7 @@ SETTINGS = BrokerSettings()
 
 
 def make(folder: Path, jobs: Jobs | None = None, settings: BrokerSettings = SETTINGS) -> GroupTable:
-    table = GroupTable(*(jobs or Jobs()).file(folder, FILE_NAME), settings)
+    table = GroupTable((jobs or Jobs()).writer(folder, FILE_NAME), settings)
     table.load()
     return table
 

@@ -22,7 +22,7 @@ FAR = 1 << 40
 def make(
     folder: Path, jobs: Jobs | None = None, *, ends: dict | None = None, settings: BrokerSettings = SETTINGS
 ) -> OffsetTable:
-    table = OffsetTable(*(jobs or Jobs()).file(folder, FILE_NAME), settings)
+    table = OffsetTable((jobs or Jobs()).writer(folder, FILE_NAME), settings)
     table.load(lambda topic, queue_id: FAR if ends is None else ends.get((topic, queue_id), 0))
     return table
 
@@ -153,7 +153,7 @@ def test_what_changes_while_a_write_runs_comes_with_the_next(tmp_path: Path) -> 
 
 def test_a_write_that_fails_is_made_up_for(tmp_path: Path) -> None:
     file = BrokenConfigFile(tmp_path, FILE_NAME)
-    table = OffsetTable(file, FileWriter(file, Jobs().submit, lambda call: call()), SETTINGS)
+    table = OffsetTable(FileWriter(file, Jobs().submit, lambda call: call()), SETTINGS)
     table.commit("G", "T", 0, 1)
     table.tick(0)
     assert table.write_errors == 1
@@ -164,7 +164,7 @@ def test_a_write_that_fails_is_made_up_for(tmp_path: Path) -> None:
 
 def test_a_failure_at_the_end_is_logged_and_nothing_is_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = BrokenConfigFile(tmp_path, FILE_NAME)
-    table = OffsetTable(file, FileWriter(file, Jobs().submit, lambda call: call()), SETTINGS)
+    table = OffsetTable(FileWriter(file, Jobs().submit, lambda call: call()), SETTINGS)
     table.commit("G", "T", 0, 1)
     table.close()
     assert "committed offsets not written" in caplog.text
