@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from headrace.broker.broker import Broker
 from headrace.broker.config_file import ConfigFile, FileWriter
@@ -60,6 +61,7 @@ class GroupServices:
         self.statistics = Statistics(settings, clock.monotonic_ms(), broker_key)
         self.throughput = Throughput(clock.now_ms(), clock.monotonic_ms(), utc_offset_ms)
         self.topics_file = TopicsFile(self.file_writer(TOPICS_FILE), broker.topics, lambda: broker.topic_version)
+        self._with_files = (self.groups, self.offsets, self.topics_file)
 
     @classmethod
     def open(cls, broker: Broker, *, broker_key: str = "", utc_offset_ms: int = 0) -> GroupServices:
@@ -116,20 +118,15 @@ class GroupServices:
     @property
     def write_errors(self) -> int:
         """Writes of config files that failed."""
-        return self.groups.write_errors + self.offsets.write_errors + self.topics_file.write_errors
+        return sum(part.write_errors for part in self._with_files)
 
     def tick(self, now_ms: int) -> None:
         """Do what is due in every part."""
         mono_ms = self.broker.clock.monotonic_ms()
-        self._run(lambda: self.statistics.tick(mono_ms))
-        self._run(lambda: self.throughput.tick(now_ms, mono_ms))
-        self._run(lambda: self.clients.tick(mono_ms))
-        self._run(lambda: self.locks.tick(mono_ms))
-        self._run(lambda: self.holds.tick(mono_ms))
-        self._run(lambda: self.cold_pulls.tick(mono_ms))
-        self._run(lambda: self.groups.tick(mono_ms))
-        self._run(lambda: self.offsets.tick(mono_ms))
-        self._run(lambda: self.topics_file.tick(mono_ms))
+        self._run(partial(self.statistics.tick, mono_ms))
+        self._run(partial(self.throughput.tick, now_ms, mono_ms))
+        for part in (self.clients, self.locks, self.holds, self.cold_pulls, *self._with_files):
+            self._run(partial(part.tick, mono_ms))
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
@@ -156,6 +153,5 @@ class GroupServices:
         """Write what is not on disk. Blocks."""
         self._executor.shutdown(wait=True)
         self._run(self._bring_back)
-        self._run(self.offsets.close)
-        self._run(self.groups.close)
-        self._run(self.topics_file.close)
+        for part in self._with_files:
+            self._run(part.close)
