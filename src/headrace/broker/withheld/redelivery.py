@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from headrace.batch import RecordBatch
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 NOWHERE: Final = "its topic was deleted, or it does not say where it belongs"
 
 
-def redeliver(broker: Broker, records: RecordBatch, count: int) -> list[str]:
+def redeliver(broker: Broker, records: RecordBatch, count: int) -> Counter[str]:
     """Append a copy of each of the first ``count`` records where it belongs.
 
     Returns:
-        The reason for each that was left out.
+        How many were left out, by the reason.
 
     Raises:
         StoreError: the store takes no writes; what was appended before it said so is appended again another time.
@@ -37,8 +38,9 @@ def redeliver(broker: Broker, records: RecordBatch, count: int) -> list[str]:
         return joint.destination(topic, topic.queue(queue_id) or topic.pick_queue())
 
     nowhere = add_copies(records, count, joint.batch, resolve)
+    left_out = Counter({NOWHERE: nowhere} if nowhere else {})
     if not joint.batch.count:
-        return [NOWHERE] * nowhere
+        return left_out
     try:
         joint.publish(broker)
     except RequestError:
@@ -46,20 +48,20 @@ def redeliver(broker: Broker, records: RecordBatch, count: int) -> list[str]:
         return _redeliver_singly(broker, records, count)
     finally:
         joint.batch.clear()
-    return [NOWHERE] * nowhere
+    return left_out
 
 
-def _redeliver_singly(broker: Broker, records: RecordBatch, count: int) -> list[str]:
-    reasons = []
+def _redeliver_singly(broker: Broker, records: RecordBatch, count: int) -> Counter[str]:
+    left_out: Counter[str] = Counter()
     for index in range(count):
         message = StoredMessage.from_record(records.record(index)).restored()
         if message is None or message.topic in INTERNAL_TOPICS:
-            reasons.append(NOWHERE)
+            left_out[NOWHERE] += 1
             continue
         outbox = Outbox(broker)
         try:
             outbox.add(message)
             outbox.publish()
         except RequestError as error:
-            reasons.append(str(error))
-    return reasons
+            left_out[str(error)] += 1
+    return left_out

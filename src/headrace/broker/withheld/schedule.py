@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -316,7 +316,7 @@ class DelayLevels:
         while count and self._records.position(count - 1)[1] >= end:
             count -= 1  # read in place of damaged ones before it, and not due
         try:
-            refused = redeliver(self._broker, self._records, count)
+            left_out = redeliver(self._broker, self._records, count)
         except StoreError as error:
             self.counters.errors += 1
             if not self._is_failing:
@@ -324,9 +324,9 @@ class DelayLevels:
             self._is_failing = True
             return False
         self._is_failing = False
-        for reason, dropped in Counter(refused).items():
+        for reason, dropped in left_out.items():
             self._drop(level, reason, dropped)
-        self.counters.delivered += count - len(refused)
+        self.counters.delivered += count - left_out.total()
         return True
 
     def _drop(self, level: _Level, reason: str, count: int) -> None:

@@ -9,7 +9,7 @@ never less. Ref: remoting.md 2.6 (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -203,10 +203,10 @@ class TimedMessages:
         ids = [self._broker.node_id << 48 | self._records.position(index)[2] for index in range(count)]
         try:
             if count:
-                refused = redeliver(self._broker, self._records, count)
-                for reason, dropped in Counter(refused).items():
+                left_out = redeliver(self._broker, self._records, count)
+                for reason, dropped in left_out.items():
                     self._drop(reason, dropped)
-                self.counters.delivered += count - len(refused)
+                self.counters.delivered += count - left_out.total()
                 self._unfinished.append((self._broker.store.log.end_offset, ids))
                 self._unfinished_count += count
                 self._is_failing = False
