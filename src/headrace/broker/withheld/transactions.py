@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.copies import RecordCopy
-from headrace.broker.gathering import Gathering
+from headrace.broker.gathering import Gathering, Joint
 from headrace.broker.message import (
     REAL_TOPIC,
     Message,
@@ -50,7 +50,13 @@ from headrace.broker.withheld.half_message import (
 )
 from headrace.broker.withheld.open_halves import OpenHalf, OpenHalves
 from headrace.broker.withheld.renewal import Renewal
-from headrace.broker.withheld.transaction_end import OP_TAG, Decision, Ending, RepeatedEnding, TransactionCounters
+from headrace.broker.withheld.transaction_end import (
+    Decision,
+    Ending,
+    RepeatedEnding,
+    TransactionCounters,
+    add_op_record,
+)
 from headrace.broker.withheld.transaction_opening import TransactionOpening
 from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError, UnreadableError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, MAX_QUEUES, OP_TOPIC
@@ -316,26 +322,11 @@ class Transactions:
             self.counters.rolled_back += 1
         return wait_offset
 
-    def _decide(self, half_offset: int, message: Message | None = None, given_up: int | None = None) -> None:
-        """Write that a half message is done with, and with it what follows from it: all or nothing.
-
-        Args:
-            message: What is appended with it.
-            given_up: The first half message of a transaction that is given up by it.
-        """
-        op = Message(OP_TOPIC, 0, str(half_offset).encode(), {"TAGS": OP_TAG})
-        outbox = Outbox(self._broker)
-        # The op record begins the command, so that the message carries nothing of it.
-        outbox.add(op, command_entries=1 + (message is not None) + (given_up is not None))
-        if message is not None:
-            outbox.add(message, command_entries=0)
-        if given_up is not None:
-            outbox.add_record(self.given_up.queue, GivenUp.encode(GIVE_UP, given_up), command_entries=0)
-        outbox.publish()
-        if given_up is not None:
-            self.given_up.add(given_up, outbox.placed(len(outbox) - 1).queue_offset)
+    def _decide(self, half_offset: int, joint: Joint) -> None:
+        """Write a command that begins with the op record of a half message, which is done with then."""
+        joint.publish(self._broker)
         self._is_failing = False
-        self._note_decided(half_offset, outbox.placed(0).queue_offset)
+        self._note_decided(half_offset, joint.batch.placed(0)[1])
 
     def _note_decided(self, half_offset: int, op_offset: int) -> None:
         """Note that a half message is done with, which the op record at a queue offset says."""
@@ -521,7 +512,13 @@ class Transactions:
         aside = replace(
             half, topic=CHECK_MAX_TOPIC, queue_id=0, properties=half.with_properties(**{FIRST_OFFSET: None})
         )
-        self._decide(half_offset, aside, given_up=entry.first_offset)
+        outbox = Outbox(self._broker)
+        # The op record begins the command, so that the message carries nothing of it.
+        add_op_record(outbox.joint, self.op_place, half_offset, command_entries=3)
+        outbox.add(aside, command_entries=0)
+        outbox.add_record(self.given_up.queue, GivenUp.encode(GIVE_UP, entry.first_offset), command_entries=0)
+        self._decide(half_offset, outbox.joint)
+        self.given_up.add(entry.first_offset, outbox.joint.batch.placed(2)[1])
         self.counters.discarded += 1
         logger.warning(
             "transaction given up group=%s topic=%s checks=%s",
@@ -531,7 +528,9 @@ class Transactions:
         )
 
     def _discard(self, half_offset: int, reason: str) -> None:
-        self._decide(half_offset)
+        joint = Joint()
+        add_op_record(joint, self.op_place, half_offset, command_entries=1)
+        self._decide(half_offset, joint)
         self.counters.dropped += 1
         logger.error("half message dropped queue_offset=%d reason=%s", half_offset, reason)
 
