@@ -117,17 +117,18 @@ class WriteOptions:
         for name, value in options.items():
             if name.lower() in _BY_SPARK:
                 continue
-            if name.lower() not in _NAMES:
+            known = _NAMES.get(name.lower())
+            if known is None:
                 hint = _HINTS.get(name.lower()) or _HINTS.get(name.lower().partition(".")[0])
-                more = f": {hint}" if hint else f"{suggest(name, _CAMEL)}; there are {', '.join(_CAMEL)}"
+                more = f": {hint}" if hint else f"{suggest(name, _OPTIONS)}; there are {', '.join(_OPTIONS)}"
                 raise ConfigError(f"unknown option {name!r} for writing{more}", key=name)
-            given[_NAMES[name.lower()]] = value.strip()
+            given[known] = value.strip()
         if not given.get("servers"):
             hint = "" if given else f"; {TABLE_REMEDY}"
             raise ConfigError(f"option servers is missing: name a registry, host:9876{hint}", key="servers")
-        secret = _read_secret(given)
-        values = {name: _READERS.get(name, _text)(_CAMEL_OF[name], value) for name, value in given.items()}
-        made = cls(**values, secret_key=secret)
+        if sum(name.startswith(_SECRET) for name in given) > 1:
+            raise ConfigError("auth.secretKey, auth.secretKeyFile and auth.secretKeyEnv say one thing: use one of them")
+        made = cls(**{_field_of(name): _OPTIONS[name](name, value) for name, value in given.items()})
         made._check()
         return made
 
@@ -213,78 +214,55 @@ def _txn(name: str, value: str) -> str:
     return value
 
 
-_READERS: Final[Mapping[str, Any]] = {
+def _secret(name: str, value: str) -> str:
+    if not value:
+        raise ConfigError(f"option {name} gives no secret key: it is empty", key=name)
+    return value
+
+
+def _secret_file(name: str, value: str) -> str:
+    try:
+        return _secret(name, Path(value).read_text(encoding="utf-8").strip())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise ConfigError(f"option {name} = {value!r} cannot be read: {reason}", key=name) from None
+
+
+def _secret_variable(name: str, value: str) -> str:
+    return _secret(name, os.environ.get(value, ""))
+
+
+_OPTIONS: Final[Mapping[str, Any]] = {
     "servers": _required,
     "topic": _required,
-    "producer_group": _required,
     "semantics": _semantics,
-    "key_column": _required,
-    "batch_bytes": _number(1024, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 1MiB,"),
-    "max_in_flight": _number(1, 64),
-    "send_timeout_ms": _number(100, 3_600_000, parse_duration_ms, "milliseconds, or as 10s,"),
-    "retries": _number(0, 1000),
+    "keyColumn": _required,
     "ack": _ack,
-    "txn_id": _txn,
+    "txnId": _txn,
     "epoch": _number(0, MAX_I64),
-    "extra_columns": _one_of(*EXTRA_COLUMNS),
-    "max_message_bytes": _number(1, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 4MiB,"),
+    "extraColumns": _one_of(*EXTRA_COLUMNS),
+    "producerGroup": _required,
+    "batchBytes": _number(1024, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 1MiB,"),
+    "maxInFlight": _number(1, 64),
+    "sendTimeoutMs": _number(100, 3_600_000, parse_duration_ms, "milliseconds, or as 10s,"),
+    "retries": _number(0, 1000),
+    "maxMessageBytes": _number(1, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 4MiB,"),
+    "auth.accessKey": _text,
+    "auth.secretKey": _secret,
+    "auth.secretKeyFile": _secret_file,
+    "auth.secretKeyEnv": _secret_variable,
 }
-
-_CAMEL: Final = (
-    "servers",
-    "topic",
-    "semantics",
-    "keyColumn",
-    "ack",
-    "txnId",
-    "epoch",
-    "extraColumns",
-    "producerGroup",
-    "batchBytes",
-    "maxInFlight",
-    "sendTimeoutMs",
-    "retries",
-    "maxMessageBytes",
-    "auth.accessKey",
-    "auth.secretKey",
-    "auth.secretKeyFile",
-    "auth.secretKeyEnv",
-)
-"""Every option as documents spell it."""
+"""Every option as documents spell it, and what reads its value. Texts of errors never have the secret."""
+_NAMES: Final = {name.lower(): name for name in _OPTIONS}
+_SECRET: Final = "auth.secretKey"
+"""How the options begin that give the secret key."""
 
 
-def _snake(camel: str) -> str:
-    return "".join("_" + letter.lower() if letter.isupper() else letter for letter in camel.removeprefix("auth."))
-
-
-_NAMES: Final = {camel.lower(): _snake(camel) for camel in _CAMEL}
-_CAMEL_OF: Final = {_snake(camel): camel for camel in _CAMEL}
-
-
-def _read_secret(given: dict[str, str]) -> str | None:
-    """Take the secret key's three options out of ``given`` and return it.
-
-    Raises:
-        ConfigError: more than one is given, or it cannot be read. The text never has the secret.
-    """
-    sources = {name: given.pop(name) for name in ("secret_key", "secret_key_file", "secret_key_env") if name in given}
-    if len(sources) > 1:
-        raise ConfigError("auth.secretKey, auth.secretKeyFile and auth.secretKeyEnv say one thing: use one of them")
-    for name, value in sources.items():
-        if name == "secret_key_file":
-            try:
-                secret = Path(value).read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
-                raise ConfigError(f"option auth.secretKeyFile = {value!r} cannot be read: {reason}", key=name) from None
-        elif name == "secret_key_env":
-            secret = os.environ.get(value, "")
-        else:
-            secret = value
-        if not secret:
-            raise ConfigError(f"option {_CAMEL_OF[name]} gives no secret key: it is empty", key=name)
-        return secret
-    return None
+def _field_of(name: str) -> str:
+    """Return the field that an option sets."""
+    if name.startswith(_SECRET):
+        return "secret_key"
+    return "".join("_" + letter.lower() if letter.isupper() else letter for letter in name.removeprefix("auth."))
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
