@@ -55,7 +55,12 @@ class _Known(msgspec.Struct):
 
 
 class _StateBody(msgspec.Struct):
-    """The body of a READER_STATE."""
+    """The body of a READER_STATE.
+
+    Attributes:
+        topics: Those asked for; None = all ordinary ones, with ``system`` and ``retry`` also those.
+        known: What the reader has seen; None where it has not said, then nothing waits.
+    """
 
     topics: list[str] | None = None
     log: bool = False
@@ -69,21 +74,11 @@ _STATE_BODIES: Final = msgspec.json.Decoder(_StateBody)
 
 @dataclass(slots=True)
 class StateRequest:
-    """A READER_STATE.
-
-    Attributes:
-        topics: Those asked for; None = all ordinary ones, with ``system`` and ``retry`` also those.
-        known: What the reader has seen; None where it has not said, then nothing waits.
-    """
+    """A READER_STATE; ``missing`` are the topics asked for that do not exist."""
 
     group: str
-    topics: list[str] | None
-    log: bool
-    known: Mapping[str, Mapping[str, int]] | None
-    known_log: int | None
-    system: bool
-    retry: bool
     user: User | None
+    asked: _StateBody
     missing: list[str] = field(default_factory=list)
 
 
@@ -96,18 +91,19 @@ def reader_state(peer: Peer, command: Command) -> None:
     wait_ms = fields.number(command.ext, "waitMs", 0, most=fields.MAX_I32)
     request = _state_request(command, peer.user)
     if peer.user is not None:
-        for topic in request.topics or ():
+        for topic in request.asked.topics or ():
             peer.require(peer.user, Need(Action.SUBSCRIBE, topic), command.code)
-        if request.log:
+        if request.asked.log:
             peer.require(peer.user, Need(Action.READ_LOG), command.code)
-    if wait_ms <= 0 or request.known is None:
+    known, topics = request.asked.known, request.asked.topics
+    if wait_ms <= 0 or known is None:
         _answer_state(peer, command, request)
         return
     waits = services.readers.waits
     wait = StateWait(
-        topics=None if request.topics is None else frozenset(request.topics),
+        topics=None if topics is None else frozenset(topics),
         wants=lambda topic: topic is None or _is_selected(topic, request),
-        log_known=-1 if request.known_log is None else request.known_log,
+        log_known=-1 if known.log is None else known.log,
         due_ms=services.clock.monotonic_ms() + min(wait_ms, MAX_WAIT_MS),
         # In a later turn of the loop: one publish wakes many, and the next one may wake as well.
         wake=lambda: services.broker.store.notify(lambda: _answer_state(peer, command, request)),
@@ -148,48 +144,43 @@ def _state_request(command: Command, user: User | None) -> StateRequest:
     Raises:
         RequestRefusedError: the body is not what it must be; the remark names the member.
     """
-    quick = _read_quickly(command.body)
-    if quick is not None:
-        return StateRequest(
-            group=command.ext.get("group", ""),
-            topics=None if quick.topics is None else list(dict.fromkeys(quick.topics)),
-            log=quick.log,
-            known=None if quick.known is None else quick.known.topics,
-            known_log=None if quick.known is None else quick.known.log,
-            system=quick.system,
-            retry=quick.retry,
-            user=user,
-        )
-    body = bodies.read_object(command.body)
-    topics = body.get("topics")
+    asked = _read_quickly(command.body) or _read_slowly(command.body)
+    if asked.topics is not None:
+        asked.topics = list(dict.fromkeys(asked.topics))
+    return StateRequest(command.ext.get("group", ""), user, asked)
+
+
+def _read_slowly(body: bytes) -> _StateBody:
+    """Return a body, or say what is wrong with it. Raises: as ``_state_request``."""
+    given = bodies.read_object(body)
+    topics = given.get("topics")
     if topics is not None and (not isinstance(topics, list) or not all(isinstance(name, str) for name in topics)):
         raise _malformed("topics", "a list of names, or null")
     if topics is not None and len(topics) > MAX_TOPICS:
         raise _malformed("topics", f"a list of at most {MAX_TOPICS} names, or null for all")
-    known = body.get("known")
-    known_log = None
-    if known is not None:
-        if not isinstance(known, dict):
-            raise _malformed("known", "an object")
-        known_log = bodies.member_int(known, "log", -1) if known.get("log") is not None else None
-        known = known.get("topics")
-        if known is None:
-            known = {}
-        if not isinstance(known, dict) or not all(
-            isinstance(queues, dict) and all(isinstance(end, int) for end in queues.values())
-            for queues in known.values()
-        ):
-            raise _malformed("known.topics", "an object of topics, each an object of queue ids and offsets")
-    return StateRequest(
-        group=command.ext.get("group", ""),
-        topics=None if topics is None else list(dict.fromkeys(topics)),
-        log=_flag(body, "log"),
-        known=known,
-        known_log=known_log,
-        system=_flag(body, "system"),
-        retry=_flag(body, "retry"),
-        user=user,
+    return _StateBody(
+        topics=topics,
+        known=_read_known(given.get("known")),
+        log=_flag(given, "log"),
+        system=_flag(given, "system"),
+        retry=_flag(given, "retry"),
     )
+
+
+def _read_known(known: Any) -> _Known | None:
+    if known is None:
+        return None
+    if not isinstance(known, dict):
+        raise _malformed("known", "an object")
+    log = bodies.member_int(known, "log", -1) if known.get("log") is not None else None
+    topics = known.get("topics")
+    if topics is None:
+        topics = {}
+    if not isinstance(topics, dict) or not all(
+        isinstance(queues, dict) and all(isinstance(end, int) for end in queues.values()) for queues in topics.values()
+    ):
+        raise _malformed("known.topics", "an object of topics, each an object of queue ids and offsets")
+    return _Known(topics, log)
 
 
 def _read_quickly(body: bytes) -> _StateBody | None:
@@ -219,9 +210,9 @@ def _malformed(name: str, wanted: str) -> RequestRefusedError:
 
 def _selected(services: Services, request: StateRequest) -> Iterator[Topic]:
     """Yield the topics that a request is about; those that do not exist are noted in ``missing``."""
-    if request.topics is not None:
+    if request.asked.topics is not None:
         request.missing = []
-        for name in request.topics:
+        for name in request.asked.topics:
             topic = visible_topic(services, name)
             if topic is None:
                 request.missing.append(name)
@@ -239,25 +230,25 @@ def _is_selected(topic: Topic, request: StateRequest) -> bool:
     if topic.ephemeral:
         return False
     if name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
-        if not request.retry:
+        if not request.asked.retry:
             return False
-    elif not request.system and (topic.is_system or name in SYSTEM_TOPICS or name in INTERNAL_TOPICS):
+    elif not request.asked.system and (topic.is_system or name in SYSTEM_TOPICS or name in INTERNAL_TOPICS):
         return False
     return request.user is None or request.user.may(Action.SUBSCRIBE, topic=name)
 
 
 def _news(services: Services, request: StateRequest) -> Iterator[tuple[int, bool]]:
     """Yield, topic by topic, how many queues were looked at and whether something is not as the reader knows it."""
-    known_topics = request.known or {}
-    yield 0, request.known_log is not None and request.known_log != services.broker.store.durable_offset
+    known = request.asked.known or _Known()
+    yield 0, known.log is not None and known.log != services.broker.store.durable_offset
     for topic in _selected(services, request):
-        known = known_topics.get(topic.name)
+        ends = known.topics.get(topic.name)
         queues = topic.queues[: topic.config.read_queues]
         yield (
             len(queues),
-            known is None or any(known.get(str(queue.queue_id)) != _end(queue) for queue in queues),
+            ends is None or any(ends.get(str(queue.queue_id)) != _end(queue) for queue in queues),
         )
-    yield 0, any(name in known_topics for name in request.missing)
+    yield 0, any(name in known.topics for name in request.missing)
 
 
 def _end(queue: QueueBase) -> int:
@@ -321,7 +312,7 @@ def _head(services: Services, request: StateRequest) -> dict[str, Any]:
         "segment_bytes": store.log.segment_bytes,
         "missing": request.missing,
     }
-    if request.log:
+    if request.asked.log:
         log: dict[str, Any] = {"min": store.log.first_offset, "max": store.durable_offset}
         head["log"] = log
         if store.missing:
