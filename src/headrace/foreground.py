@@ -11,10 +11,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import headrace
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,56 +27,82 @@ _came_in_start: list[int] = []
 """Signals that were to end this process before it had a loop."""
 
 
-def require_writable(path: Path) -> None:
-    """Refuse a ready file that could not be written; better said now than when the store is open.
+class ReadyFile:
+    """The file in which a process says who serves, where, for as long as it is ready; none if nobody asked for one."""
 
-    Raises:
-        ConfigError: names the folder and the remedy.
-    """
-    if not path.parent.is_dir():
-        raise ConfigError(f"the folder of --ready-file {path} does not exist; make it first")
-    if path.is_dir():
-        raise ConfigError(f"--ready-file {path} is a directory; name a file in it")
-    # Replaced and removed: neither a device such as /dev/null nor a link such as /dev/stdout may be.
-    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-        raise ConfigError(f"--ready-file {path} is no ordinary file; name another, or one that is not there yet")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"--ready-file {path} cannot be written: the folder does not let this user make files; "
-            "choose a folder this user can write to"
-        )
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def require_writable(self) -> None:
+        """Refuse a file that could not be written; better said now than when the store is open.
+
+        Raises:
+            ConfigError: names the folder and the remedy.
+        """
+        path = self._path
+        if path is None:
+            return
+        if not path.parent.is_dir():
+            raise ConfigError(f"the folder of --ready-file {path} does not exist; make it first")
+        if path.is_dir():
+            raise ConfigError(f"--ready-file {path} is a directory; name a file in it")
+        # Replaced and removed: neither a device such as /dev/null nor a link such as /dev/stdout may be.
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+            raise ConfigError(f"--ready-file {path} is no ordinary file; name another, or one that is not there yet")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"--ready-file {path} cannot be written: the folder does not let this user make files; "
+                "choose a folder this user can write to"
+            )
+
+    def clear(self) -> None:
+        """Remove the file of an earlier run, so that nobody takes it for this one's.
+
+        Only once no other process can be it: a second start by mistake must not take the first one's file away.
+
+        Raises:
+            ConfigError: it cannot be removed.
+        """
+        try:
+            self.remove()
+        except OSError as error:
+            raise ConfigError(
+                f"--ready-file {self._path} cannot be written: {error.strerror}; choose a folder this user can write to"
+            ) from error
+
+    def put(self, data_dir: Path, listeners: Mapping[str, str]) -> None:
+        """Write the file in one step.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        path = self._path
+        if path is None:
+            return
+        content = {
+            "pid": os.getpid(),
+            "version": headrace.__version__,
+            "data_dir": spell(data_dir.resolve()),
+            "listeners": dict(listeners),
+        }
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+            beside.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                beside.unlink(missing_ok=True)
+            raise ConfigError(f"--ready-file {path} cannot be written: {error.strerror}") from error
+
+    def remove(self) -> None:
+        """Take the file away. Raises: OSError."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
-def clear_ready_file(path: Path) -> None:
-    """Remove the ready file of an earlier run, so that nobody takes it for this one's.
-
-    Only once no other process can be it: a second start by mistake must not take the first one's file away.
-
-    Raises:
-        ConfigError: it cannot be removed.
-    """
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--ready-file {path} cannot be written: {error.strerror}; choose a folder this user can write to"
-        ) from error
-
-
-def put_ready_file(path: Path, content: object) -> None:
-    """Write a ready file in one step.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
-            beside.unlink(missing_ok=True)
-        raise ConfigError(f"--ready-file {path} cannot be written: {error.strerror}") from error
+def spell(path: Path) -> str:
+    """Return a path as JSON can have it, whatever the locale: bytes that are no UTF-8 are escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def announce(text: str) -> None:

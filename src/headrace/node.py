@@ -33,7 +33,7 @@ from headrace.broker.parts import BrokerParts
 from headrace.broker.withheld.schedule import parse_levels
 from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
-from headrace.foreground import announce, clear_ready_file, put_ready_file, require_writable, stop_at_signals
+from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
 from headrace.format.lock_file import release_lock
 from headrace.net.address import format_address, parse_address
 from headrace.net.deadlines import call_behind_reads
@@ -395,22 +395,6 @@ def _drop_call(call: Callable[[], None]) -> None:
     """Stand in for the loop's call_soon once it takes no more calls: there is nobody to tell."""
 
 
-def spell(path: Path) -> str:
-    """Return a path as JSON can have it, whatever the locale: bytes that are no UTF-8 are escaped."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
-def write_ready_file(path: Path, node: Node) -> None:
-    """Write the ready file in one step: who serves, where."""
-    content = {
-        "pid": os.getpid(),
-        "version": headrace.__version__,
-        "data_dir": spell(node.store.directory.root.resolve()),
-        "listeners": node.listeners,
-    }
-    put_ready_file(path, content)
-
-
 def describe(node: Node, seconds: float) -> str:
     """Return what ``headrace serve`` prints when it is ready."""
     lines = [f"Headrace {headrace.__version__} is ready after {seconds:.2f} s"]
@@ -419,15 +403,14 @@ def describe(node: Node, seconds: float) -> str:
     return "\n".join(lines)
 
 
-async def _serve(node: Node, ready_file: Path | None, began: float, reserve: mmap.mmap) -> None:
+async def _serve(node: Node, ready_file: ReadyFile, began: float, reserve: mmap.mmap) -> None:
     stop_at_signals(asyncio.get_running_loop(), node.request_stop)
     await node.start()
     try:
         # What lives now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        if ready_file is not None:
-            write_ready_file(ready_file, node)
+        ready_file.put(node.store.directory.root, node.listeners)
         announce(describe(node, time.perf_counter() - began))
         await node.wait_stopped()
     finally:
@@ -449,19 +432,18 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
             "clients and Spark run anywhere Python does"
         )
     raise_file_limit()
-    if ready_file is not None:
-        require_writable(ready_file)
+    ready = ReadyFile(ready_file)
+    ready.require_writable()
     node = Node(settings, free_ports=free_ports)
-    node.open(partial(clear_ready_file, ready_file) if ready_file is not None else None)
+    node.open(ready.clear)
     try:
         with (
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             mmap.mmap(-1, RESERVE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as reserve,
         ):
-            runner.run(_serve(node, ready_file, began, reserve))
+            runner.run(_serve(node, ready, began, reserve))
     finally:
-        if ready_file is not None:
-            ready_file.unlink(missing_ok=True)
+        ready.remove()
     if node.store.is_replaced and node.store.failure is not None:
         raise node.store.failure
     return 0

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 from typing import Final
 
@@ -12,14 +11,7 @@ import headrace
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
 from headrace.cli.serve import start_logging
 from headrace.errors import ConfigError, StoreError
-from headrace.foreground import (
-    announce,
-    clear_ready_file,
-    leave_at_signals,
-    put_ready_file,
-    require_writable,
-    stop_at_signals,
-)
+from headrace.foreground import ReadyFile, announce, leave_at_signals, stop_at_signals
 from headrace.settings import Settings
 from headrace.settings.folder import find_folder_problem
 
@@ -71,15 +63,14 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     if problem := find_folder_problem(settings.store.data_dir):
         raise StoreError(f"{problem}; choose another with --data-dir")
     raise_file_limit()
-    if ready_file is not None:
-        require_writable(ready_file)
+    ready = ReadyFile(ready_file)
+    ready.require_writable()
     rules = open_rules(settings.access)
     clock = LoopClock()
     server = RegistryServer(settings.registry, clock, data_dir=settings.store.data_dir, rules=rules)
     sock = bind_port(settings.registry.address, "registry.address", free_port=free_ports)
     server.claim()
-    if ready_file is not None:
-        clear_ready_file(ready_file)
+    ready.clear()
 
     async def serve() -> None:
         stop_wanted = asyncio.Event()
@@ -87,8 +78,7 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
         clock.begin()
         await server.start(sock)
         try:
-            if ready_file is not None:
-                _write_ready_file(ready_file, settings.store.data_dir, server.address)
+            ready.put(settings.store.data_dir, {"registry": server.address})
             announce(f"Headrace {headrace.__version__} registry is ready\n  registry  {server.address}")
             await stop_wanted.wait()
         finally:
@@ -99,18 +89,5 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve())
     finally:
-        if ready_file is not None:
-            ready_file.unlink(missing_ok=True)
+        ready.remove()
     return 0
-
-
-def _write_ready_file(path: Path, data_dir: Path, address: str) -> None:
-    put_ready_file(
-        path,
-        {
-            "pid": os.getpid(),
-            "version": headrace.__version__,
-            "data_dir": str(data_dir.resolve()),
-            "listeners": {"registry": address},
-        },
-    )
