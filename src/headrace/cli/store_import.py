@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -189,77 +189,79 @@ def _read_offsets(files: ForeignConfig) -> dict[tuple[str, str], dict[int, int]]
 
 
 def _print(imported: Imported, config: Path | None) -> None:
-    source, target, adoption, recovery = imported.source, imported.target, imported.adoption, imported.recovery
-    scan = recovery.scan
-    if not source.segments:
-        without = f", without {' and '.join(source.left_out)}" if source.left_out else ""
-        click.echo(
-            f"note: {source.root} has no commit log: its topics and groups are taken over{without}; where its log is "
-            "elsewhere, remove the new store and name the log with --commit-log"
-        )
-    for note in imported.config_notes:
-        click.echo(f"note: {note}")
-    if not source.was_clean:
-        click.echo("note: the broker had not noted a clean end: its log was recovered as after a crash")
-    if scan.torn_offset >= 0:
-        click.echo(f"note: the log ends at {scan.torn_offset} in a record that is not whole: {scan.torn_reason}")
-    if adoption.deleted:
-        names = ", ".join(adoption.deleted[:MAX_SHOWN])
-        click.echo(f"note: {len(adoption.deleted)} topics were deleted before, their messages stay hidden: {names}")
-    if adoption.remade:
-        names = ", ".join(adoption.remade[:MAX_SHOWN])
-        click.echo(
-            f"note: {len(adoption.remade)} topics were deleted and made again before, the messages of the former ones "
-            f"stay hidden: {names}"
-        )
-    if source.light_queues:
-        names = ", ".join(source.light_queues[:MAX_SHOWN])
-        click.echo(
-            f"note: {len(source.light_queues)} light queues (enableLmq) are left out, which Headrace does not have; "
-            f"their messages are in the topics they were sent to: {names}"
-        )
-    if imported.damaged_queues:
-        names = ", ".join(imported.damaged_queues[:MAX_SHOWN])
-        click.echo(
-            f"note: {len(imported.damaged_queues)} consume queues hold something else than entries: they are made anew "
-            f"from the log: {names}"
-        )
-    if adoption.timed:
-        click.echo(
-            f"note: {adoption.timed} messages with a delivery time of their own (RocketMQ 5): what was delivered "
-            "already is delivered again"
-        )
-    for (group, topic), messages in list(imported.popped.messages.items())[:MAX_SHOWN]:
-        click.echo(
-            f"note: {messages} messages of {topic} were taken by POP consumers of group {group} and not acknowledged: "
-            "they are not given to it again, its offset stands behind them"
-        )
-    if len(imported.popped.messages) > MAX_SHOWN:
-        more = len(imported.popped.messages) - MAX_SHOWN
-        click.echo(f"... and of {more} more groups and topics: --json lists them all")
-    if imported.popped.unread:
-        click.echo(
-            f"note: {imported.popped.unread} notes of what POP consumers took or acknowledged cannot be read: the "
-            "messages that they are about are not counted"
-        )
-    if source.batch_topics:
-        names = ", ".join(source.batch_topics[:MAX_SHOWN])
-        click.echo(
-            f"note: {len(source.batch_topics)} topics have batches that are one record (RocketMQ 5's BatchCQ): 5.x "
-            "clients take them apart, others get their bytes as stored, and a group whose offset lies within one "
-            f"goes on behind it: {names}"
-        )
+    source, target, adoption = imported.source, imported.target, imported.adoption
+    scan, missing = imported.recovery.scan, imported.recovery.skipped_queue_offsets
+    for note in _notes(imported):
+        click.echo(note)
     for hole in scan.holes[:MAX_SHOWN]:
         click.echo(f"damage: no record at physical offset {hole.first_offset} to {hole.end_offset}: {hole.reason}")
     if len(scan.holes) > MAX_SHOWN:
         click.echo(f"... and {len(scan.holes) - MAX_SHOWN} more: --json lists them all")
-    if recovery.skipped_queue_offsets:
+    if missing:
         click.echo(
-            f"damage: {recovery.skipped_queue_offsets} messages that the consume queues name are not in the log, which "
-            f"ends at {scan.end_offset}: its newest files are missing, or were copied before the queues were"
+            f"damage: {missing} messages that the consume queues name are not in the log, which ends at "
+            f"{scan.end_offset}: its newest files are missing, or were copied before the queues were"
         )
     click.echo(
         f"{target}: imported {scan.records} records in {len(source.segments)} segments, {adoption.messages} messages "
         f"in {adoption.queues} queues of {len(adoption.topics)} topics; start it with the same settings: "
         f"headrace serve{'' if config is None else f' --config {config}'} --data-dir {target}"
     )
+
+
+def _notes(imported: Imported) -> Iterator[str]:
+    """Yield the lines about what is no damage, but not as one might think."""
+    source, adoption, scan, popped = imported.source, imported.adoption, imported.recovery.scan, imported.popped
+    if not source.segments:
+        without = f", without {' and '.join(source.left_out)}" if source.left_out else ""
+        yield (
+            f"note: {source.root} has no commit log: its topics and groups are taken over{without}; where its log is "
+            "elsewhere, remove the new store and name the log with --commit-log"
+        )
+    yield from (f"note: {note}" for note in imported.config_notes)
+    if not source.was_clean:
+        yield "note: the broker had not noted a clean end: its log was recovered as after a crash"
+    if scan.torn_offset >= 0:
+        yield f"note: the log ends at {scan.torn_offset} in a record that is not whole: {scan.torn_reason}"
+    yield from _named(adoption.deleted, "topics were deleted before, their messages stay hidden")
+    yield from _named(
+        adoption.remade,
+        "topics were deleted and made again before, the messages of the former ones stay hidden",
+    )
+    yield from _named(
+        source.light_queues,
+        "light queues (enableLmq) are left out, which Headrace does not have; their messages are in the topics they "
+        "were sent to",
+    )
+    yield from _named(
+        imported.damaged_queues,
+        "consume queues hold something else than entries: they are made anew from the log",
+    )
+    if adoption.timed:
+        yield (
+            f"note: {adoption.timed} messages with a delivery time of their own (RocketMQ 5): what was delivered "
+            "already is delivered again"
+        )
+    for (group, topic), messages in list(popped.messages.items())[:MAX_SHOWN]:
+        yield (
+            f"note: {messages} messages of {topic} were taken by POP consumers of group {group} and not acknowledged: "
+            "they are not given to it again, its offset stands behind them"
+        )
+    if len(popped.messages) > MAX_SHOWN:
+        yield f"... and of {len(popped.messages) - MAX_SHOWN} more groups and topics: --json lists them all"
+    if popped.unread:
+        yield (
+            f"note: {popped.unread} notes of what POP consumers took or acknowledged cannot be read: the messages that "
+            "they are about are not counted"
+        )
+    yield from _named(
+        source.batch_topics,
+        "topics have batches that are one record (RocketMQ 5's BatchCQ): 5.x clients take them apart, others get their "
+        "bytes as stored, and a group whose offset lies within one goes on behind it",
+    )
+
+
+def _named(names: Sequence[str], what: str) -> Iterator[str]:
+    """Yield a line about things that have names, the first of which are in it; none where there are none."""
+    if names:
+        yield f"note: {len(names)} {what}: {', '.join(names[:MAX_SHOWN])}"
