@@ -63,13 +63,13 @@ def test_open_store_is_not_replaced(spark, broker):
         run_job(spark, "rebuild", rebuild.Config(store=broker.data_dir, replace=True))
 
 
-def test_a_removed_lock_file_makes_no_store_a_closed_one(broker):
+def test_a_removed_lock_file_makes_no_store_a_closed_one(spark, broker):
     """The job made and locked another file of the name, and took the queues away from a living broker."""
     send(broker.remoting, orders(10))
     (broker.data_dir / "lock").unlink()
     config = rebuild.Config(store=broker.data_dir, replace=True)
     with pytest.raises(StoreLockedError, match="is open in a broker: stop it first"):
-        rebuild.run(None, config)
+        rebuild.run(spark, config)
 
 
 def test_damaged_record_becomes_a_filler_as_in_a_broker(spark, tmp_path):
