@@ -19,9 +19,10 @@ class Loop:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, processors: int = 2, look_us: int = LOOK_US) -> None:
         self.now_ns = 0
         self.soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        monkeypatch.setattr("headrace.net.busy_poll.perf_counter_ns", lambda: self.now_ns)
         monkeypatch.setattr("asyncio.get_running_loop", lambda: self)
         monkeypatch.setattr("os.cpu_count", lambda: processors)
-        self.poll = BusyPoll(look_us, lambda: self.now_ns)
+        self.poll = BusyPoll(look_us)
 
     def call_soon(self, callback: Callable[..., None], *arguments: Any) -> None:
         self.soon.append((callback, arguments))

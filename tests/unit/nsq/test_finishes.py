@@ -7,12 +7,12 @@ import random
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headrace.broker.channels.channel import Channel
+from headrace.net.busy_poll import BusyPoll
 from headrace.nsq.coalescing import MIN_IN_FLIGHT, ReadCoalescing
 from headrace.nsq.connection import NsqConnection
 from tests.unit.nsq.fake_client import Bench, Client, mpub, pub
@@ -225,8 +225,7 @@ def test_the_loop_looks_for_more_where_that_may_pay(bench: Bench, monkeypatch: p
     """ADR 0011: behind a FIN that brings a message, not behind one that nobody waits for."""
     consumer, held = consumer_of(bench, MIN_IN_FLIGHT)
     looks = []
-    told = SimpleNamespace(served=lambda: looks.append(bench.server.finishes.reads))
-    monkeypatch.setattr(bench.server, "busy_poll", told)
+    monkeypatch.setattr(BusyPoll, "served", lambda self: looks.append(bench.server.finishes.reads))
     consumer.post(fin(held[0]))  # there is more
     bench.work()
     consumer.post(fin(held[1]))
@@ -245,8 +244,8 @@ def test_the_loop_does_not_look_while_an_answer_waits(bench: Bench, monkeypatch:
     """ADR 0011: the flusher needs the core."""
     consumer, (held,) = consumer_of(bench)
     told = []
-    notes = SimpleNamespace(served=lambda: told.append("served"), waits=lambda: told.append("waits"))
-    monkeypatch.setattr(bench.server, "busy_poll", notes)
+    monkeypatch.setattr(BusyPoll, "served", lambda self: told.append("served"))
+    monkeypatch.setattr(BusyPoll, "waits", lambda self: told.append("waits"))
     bench.broker.gate.open_all = False
     bench.client(peer=("10.0.0.3", 2)).send(pub("other", b"x"))
     told.clear()
