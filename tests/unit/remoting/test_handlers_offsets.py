@@ -45,6 +45,7 @@ def test_young_queue_is_read_from_its_beginning(rig: RemotingRig) -> None:
         (222, {"topic": "T1", "group": "G1", "timestamp": -1, "isForce": "true"}),
         (314, {"srcGroup": "G1", "destGroup": "G2", "topic": "T1"}),
         (207, {"groupName": "G1", "removeOffset": "true"}),
+        (215, {"topic": "T1"}),  # else a kill brings them back, for a topic of that name that is made later
     ],
 )
 def test_what_a_tool_does_to_offsets_is_answered_when_it_is_on_disk(
@@ -60,7 +61,7 @@ def test_what_a_tool_does_to_offsets_is_answered_when_it_is_on_disk(
         rig.services.group_services.wait_for_files()
     assert answers == [None]
     path = rig.store.directory.root / "config" / "consumerOffset.json"
-    assert ("T1@G1" in path.read_text()) == (code != 207)
+    assert ("T1@G1" in path.read_text()) == (code not in {207, 215})
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,13 @@ def delete_topic(peer: Peer, command: Command) -> Reply:
         return Reply()
     find_nameable_topic(services, name)
     wait = services.broker.delete_topic(name)
-    return Reply(wait_offset=wait, wait_saved=services.group_services.topics_file.when_saved)
+
+    def when_saved(saved: Saved) -> None:
+        services.group_services.topics_file.when_saved(
+            lambda error: saved(error) if error else services.offsets.when_saved(saved)
+        )
+
+    return Reply(wait_offset=wait, wait_saved=when_saved)
 
 
 def get_all_topic_config(peer: Peer, command: Command) -> None:
