@@ -1,7 +1,8 @@
-"""How often a server logs the same thing: whoever causes it again and again does not fill the log."""
+"""How often the same thing is logged: whoever causes it again and again, or tries again, does not fill the log."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -29,3 +30,24 @@ class LogPace:
             self._next_ms.clear()
         self._next_ms[what] = now_ms + INTERVAL_MS
         return True
+
+
+class Trouble:
+    """Something that is tried again and again until it works: the first failure is logged, and those that follow not.
+
+    What fails again behind a success is new trouble.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._is_there = False
+
+    def note(self, message: str, *facts: object) -> None:
+        """Log a failure, if it is the first."""
+        if not self._is_there:
+            self._logger.error(message, *facts)
+        self._is_there = True
+
+    def end(self) -> None:
+        """Note that it works."""
+        self._is_there = False

@@ -1,9 +1,13 @@
-"""The same thing is logged once a minute, and what is remembered for that has a bound."""
+"""The same thing is logged once a minute, or once until it works, and what is remembered for that has a bound."""
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from headrace.clock import ManualClock
-from headrace.log_pace import INTERVAL_MS, MAX_KNOWN, LogPace
+from headrace.log_pace import INTERVAL_MS, MAX_KNOWN, LogPace, Trouble
 
 
 def test_each_thing_has_a_line_a_minute() -> None:
@@ -23,3 +27,14 @@ def test_what_is_remembered_has_a_bound() -> None:
     for number in range(3 * MAX_KNOWN):
         assert pace.is_due(str(number))
         assert len(pace._next_ms) <= MAX_KNOWN
+
+
+def test_trouble_is_logged_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    """Each try would write the same line; what fails again behind a success is new."""
+    trouble = Trouble(logging.getLogger("headrace.test"))
+    for fails in (True, True, False, True, True):
+        if fails:
+            trouble.note("file not written, tried again path=%s", "a")
+        else:
+            trouble.end()
+    assert caplog.messages == ["file not written, tried again path=a"] * 2

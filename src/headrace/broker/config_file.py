@@ -24,6 +24,7 @@ from headrace.errors import SideFileError
 from headrace.format import fastjson
 from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import is_special, open_anew, sync_folder
+from headrace.log_pace import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +231,7 @@ class FileWriter:
         self._notify = notify
         self._number = 0
         self._running = False
-        self._is_behind = False  # the last write failed: named, and tried again
+        self._trouble = Trouble(logger)
         self._wanted: Take | None = None
         self._waiting: list[Saved] = []
         self._waiting_for_job: list[Saved] = []
@@ -296,13 +297,11 @@ class FileWriter:
         waiting, self._waiting_for_job = self._waiting_for_job, []
         if failure is not None:
             self.errors += 1
-            if not self._is_behind:
-                logger.error("config file not written, tried again path=%s error=%s", self.path, failure)
-            self._is_behind = True
+            self._trouble.note("config file not written, tried again path=%s error=%s", self.path, failure)
             self._retry_ms = -1
             self._wanted = self._wanted or take
         else:
-            self._is_behind = False
+            self._trouble.end()
             if self._wanted is not None:
                 self._start()
         for saved in waiting:

@@ -28,6 +28,7 @@ from headrace.format.epochs import queue_ends_row, read_queue_ends
 from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES
 from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import FORMAT_VERSION, open_anew, read_side_file, write_side_file
+from headrace.log_pace import Trouble
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.consume_queue import UNSYNCED_VIEWS, ConsumeQueue, QueueFiles
@@ -90,8 +91,8 @@ class Checkpoints:
         self._looked_at = 0  # those before it on the log's list of dirty queues have a file, or their job did
         self._to_write: list[ConsumeQueue] = []  # from the last on; empty: no checkpoint is being prepared
         self._errors_before = 0
-        self._is_behind = False  # a queue could not be written: named, and tried again
-        self._is_failing = False  # the last note could not be written: the same
+        self._queue_trouble = Trouble(logger)
+        self._note_trouble = Trouble(logger)
         self.is_doubtful = False  # a queue could not be synced: nobody knows what of it is on disk
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -162,13 +163,9 @@ class Checkpoints:
             queue.write_out()
         except OSError as error:
             self._counters.view_write_errors += 1
-            self._fall_behind("written", queue.directory, error)
-
-    def _fall_behind(self, what: str, path: str, error: OSError) -> None:
-        """Name the first error in a row; the next checkpoint tries again."""
-        if not self._is_behind:
-            logger.error("consume queue not %s, tried again path=%s error=%s", what, path, error.strerror)
-        self._is_behind = True
+            self._queue_trouble.note(
+                "consume queue not written, tried again path=%s error=%s", queue.directory, error.strerror
+            )
 
     def _write_some(self) -> None:
         """Write some of the queues that a checkpoint needs; behind the last, have a thread sync them and note it."""
@@ -184,10 +181,12 @@ class Checkpoints:
                 return  # one could not be written (full disk): the note would promise too much
             entries = sum(queue.count_below(target) for queue in self._queues.values())
         except OSError as error:  # what was written a while ago cannot be read back
-            self._fall_behind("read", error.filename, error)
+            self._queue_trouble.note(
+                "consume queue not read, tried again path=%s error=%s", error.filename, error.strerror
+            )
             return
         if self._counters.view_write_errors == self._errors_before:
-            self._is_behind = False
+            self._queue_trouble.end()
         touched = [queue for queue in self._queues.values() if queue.dirty_files]
         self.offset = target
         self.job = self._executor.submit(self._sync, touched, target, entries)
@@ -241,15 +240,14 @@ class Checkpoints:
     def _note_end(self, job: Future[None]) -> None:
         error = job.exception()
         if error is None:
-            self._is_failing = False
+            self._note_trouble.end()
             self._counters.checkpoints += 1
             return
         if self.is_doubtful:
             logger.error("checkpoint failed error=%s", error)
             logger.error("no more checkpoints until the next start")
-        elif not self._is_failing:
-            logger.error("checkpoint failed, tried again error=%s", error)
-        self._is_failing = True
+        else:
+            self._note_trouble.note("checkpoint failed, tried again error=%s", error)
         self._counters.view_write_errors += 1
 
     def write_all(self, end_offset: int, *, clean: bool) -> None:

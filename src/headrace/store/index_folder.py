@@ -24,6 +24,7 @@ from headrace.clock import Clock
 from headrace.format.epochs import Epochs
 from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import sync_folder
+from headrace.log_pace import Trouble
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory
@@ -94,7 +95,7 @@ class IndexFolder:
         self._noted_keys = 0
         self._marked_ms = clock.monotonic_ms()
         self._retry_at_ms = 0
-        self._is_behind = False  # a write failed: named, and tried again
+        self._trouble = Trouble(logger)
         self._is_doubtful = False  # a sync failed: nobody knows what of the files is on disk
         self._closing = False
 
@@ -305,9 +306,7 @@ class IndexFolder:
         if isinstance(error, OSError) and error.errno == errno.EAGAIN:
             return  # nothing was refused: the index goes on where it is when the thread has caught up
         self.counters.write_errors += 1
-        if not self._is_behind:
-            logger.error("key index not written, tried again error=%s", error)
-        self._is_behind = True
+        self._trouble.note("key index not written, tried again error=%s", error)
 
     def _drop_old(self) -> None:
         """Remove files of which the log has no record any more; the newest stays."""
@@ -401,7 +400,7 @@ class IndexFolder:
             self._note_error(error)
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
         else:
-            self._is_behind = False
+            self._trouble.end()
 
     def _sync(self, note: IndexNote) -> None:
         """Make durable what a note counts, then the note. In the thread."""

@@ -19,6 +19,7 @@ from headrace.broker.channels.channel import Channel
 from headrace.broker.channels.journal import ChannelHistory, ChannelJournal
 from headrace.clock import Clock
 from headrace.errors import StoreError
+from headrace.log_pace import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class JournalWriter:
             interval_ms: Longest time until a change is noted.
         """
         self.errors = 0
-        self._is_behind = False  # the last write failed: named, and tried again
+        self._trouble = Trouble(logger)
         self.keys: dict[Channel, int] = {}
         self._executor = executor
         self._clock = clock
@@ -196,13 +197,11 @@ class JournalWriter:
             self.errors += 1
         else:
             if self._journal.is_whole:
-                self._is_behind = False
+                self._trouble.end()
 
     def _note_error(self, error: StoreError) -> None:
         self.errors += 1
-        if not self._is_behind:
-            logger.error("journal not written, a crash would redeliver error=%s", error)
-        self._is_behind = True
+        self._trouble.note("journal not written, a crash would redeliver error=%s", error)
 
     def write_all(self) -> None:
         """Replace the journal by a snapshot of everything. Blocks: for the end.

@@ -40,6 +40,7 @@ from headrace.broker.exactly_once.staged_batch import (
 from headrace.broker.pull import PullStatus, read_queue
 from headrace.errors import QuotaExceededError, RequestError, StoreError, TopicNotFoundError
 from headrace.format.names import STAGED_TOPIC
+from headrace.log_pace import Trouble
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -128,7 +129,7 @@ class StagedBatches:
         self._is_queued = False
         self._is_turning = False
         self._is_called_at_once = False
-        self._is_failing = False
+        self._trouble = Trouble(logger)
         self._next_expiry_ms = 0
         broker.warm_listeners.append(self._go_on)
 
@@ -465,12 +466,10 @@ class StagedBatches:
         try:
             if not self._append_chunk(key, batch):
                 return False
-            self._is_failing = False
+            self._trouble.end()
         except StoreError as error:
             self.counters.errors += 1
-            if not self._is_failing:
-                logger.error("commit waits, the store takes no writes txn=%s epoch=%d error=%s", *key, error)
-            self._is_failing = True
+            self._trouble.note("commit waits, the store takes no writes txn=%s epoch=%d error=%s", *key, error)
             return False
         finally:
             self._records.clear()

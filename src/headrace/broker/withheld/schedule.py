@@ -30,6 +30,7 @@ from headrace.errors import InvalidDelayError, StoreError, UnreadableError
 from headrace.format import fastjson
 from headrace.format.names import SCHEDULE_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
+from headrace.log_pace import Trouble
 from headrace.settings.units import DURATION_UNITS_MS
 from headrace.store.consume_queue import ConsumeQueue
 
@@ -137,7 +138,7 @@ class DelayLevels:
         self._unnoted: deque[tuple[int, int, int]] = deque()
         self._next_save_ms = -1
         self._is_changed = False
-        self._is_failing = False
+        self._trouble = Trouble(logger)
         self._turn = 0
         delays = parse_levels(broker.settings.delay_levels)
         topic = need_system_topic(broker, SCHEDULE_TOPIC, len(delays))
@@ -319,11 +320,9 @@ class DelayLevels:
             left_out = redeliver(self._broker, self._records, count)
         except StoreError as error:
             self.counters.errors += 1
-            if not self._is_failing:
-                logger.error("delayed messages wait, the store takes no writes error=%s", error)
-            self._is_failing = True
+            self._trouble.note("delayed messages wait, the store takes no writes error=%s", error)
             return False
-        self._is_failing = False
+        self._trouble.end()
         for reason, dropped in left_out.items():
             self._drop(level, reason, dropped)
         self.counters.delivered += count - left_out.total()

@@ -20,6 +20,7 @@ from headrace.broker.withheld.redelivery import redeliver
 from headrace.broker.withheld.schedule import level_of
 from headrace.errors import InvalidDelayError, StoreError
 from headrace.format.names import TIMER_TOPIC
+from headrace.log_pace import Trouble
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -83,7 +84,7 @@ class TimedMessages:
         self._records = RecordBatch(verifies=True)
         self._unfinished: deque[tuple[int, list[int]]] = deque()
         self._unfinished_count = 0
-        self._is_failing = False
+        self._trouble = Trouble(logger)
         if CHANNEL in self._topic.channels:
             self._subscribe()
 
@@ -209,12 +210,10 @@ class TimedMessages:
                 self.counters.delivered += count - left_out.total()
                 self._unfinished.append((self._broker.store.log.end_offset, ids))
                 self._unfinished_count += count
-                self._is_failing = False
+                self._trouble.end()
         except StoreError as error:
             self.counters.errors += 1
-            if not self._is_failing:
-                logger.error("messages with a delivery time wait, the store takes no writes error=%s", error)
-            self._is_failing = True
+            self._trouble.note("messages with a delivery time wait, the store takes no writes error=%s", error)
             self._settle(channel, subscription, ids, _REQUEUE, now_ms)
         finally:
             self._records.clear()

@@ -60,6 +60,7 @@ from headrace.broker.withheld.transaction_end import (
 from headrace.broker.withheld.transaction_opening import TransactionOpening
 from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError, UnreadableError
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, MAX_QUEUES, OP_TOPIC
+from headrace.log_pace import Trouble
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -133,7 +134,7 @@ class Transactions:
         self._floors = DecidedFloors(broker.store, offsets, self._half, self._op)
         self.decided_offset = 0
         """What must be durable for what producers decided so far to be; what a start finds is."""
-        self._is_failing = False
+        self._trouble = Trouble(logger)
         self._latest_ms = broker.clock.now_ms()
         opening = TransactionOpening(broker.store, self._half, self._op, self._open, self.given_up, self.counters)
         opening.load(self._floors, self._take_up)
@@ -325,7 +326,7 @@ class Transactions:
     def _decide(self, half_offset: int, joint: Joint) -> None:
         """Write a command that begins with the op record of a half message, which is done with then."""
         joint.publish(self._broker)
-        self._is_failing = False
+        self._trouble.end()
         self._note_decided(half_offset, joint.batch.placed(0)[1])
 
     def _note_decided(self, half_offset: int, op_offset: int) -> None:
@@ -344,9 +345,7 @@ class Transactions:
                 self._lift_floor()
             except StoreError as error:
                 self.counters.errors += 1
-                if not self._is_failing:
-                    logger.error("transactions not asked about, the store refuses error=%s", error)
-                self._is_failing = True
+                self._trouble.note("transactions not asked about, the store refuses error=%s", error)
         self._floors.note(self._open)
 
     def _follow_clock(self, now_ms: int) -> None:
@@ -474,7 +473,7 @@ class Transactions:
         if failure is not None:
             return failure
         if renewals:
-            self._is_failing = False
+            self._trouble.end()
         for renewal, why in refused:
             # A copy has a few bytes more than its original: it may break a limit that the original kept.
             self._discard(renewal.half_offset, str(why))
