@@ -75,9 +75,6 @@ def broker_counts(
     from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
     from headrace.spark.reading import read  # noqa: PLC0415  # pyspark
 
-    options: dict[str, Any] = {"includeSystemTopics": True}
-    if config.access_key:
-        options |= {"auth.accessKey": config.access_key, "auth.secretKey": config.secret_key()}
     stored_until = None if until is None else until + MINUTE_MS + LATE_MS
     rows = read(
         spark,
@@ -87,7 +84,8 @@ def broker_counts(
         since=since,
         # A broker knows no time that is still to come.
         until=None if stored_until is None or stored_until > time.time() * 1000 else stored_until,
-        **options,
+        includeSystemTopics=True,
+        **config.auth_options(),
     )
     return rows.mapInArrow(partial(_parse, since=since, until=until), ddl(SCHEMA))
 

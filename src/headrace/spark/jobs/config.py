@@ -304,6 +304,16 @@ class JobConfig:
             )
         return secret
 
+    def auth_options(self) -> dict[str, str]:
+        """Return the options by which ``format("headrace")`` signs what it asks; none without an access key.
+
+        Raises:
+            ConfigError: as ``secret_key``.
+        """
+        if not self.access_key:
+            return {}
+        return {"auth.accessKey": self.access_key, "auth.secretKey": self.secret_key()}
+
     def require_source(self) -> None:
         """Refuse a configuration that does not name exactly one of ``store`` and ``servers``.
 

@@ -81,12 +81,8 @@ def _options(config: JobConfig, topic: str = "") -> dict[str, str]:
     """Return the sink's options of a job that writes."""
     if not config.servers:
         raise ConfigError("--servers is needed: messages are written to a running cluster", key="servers")
-    options = {"servers": config.servers, "extraColumns": "ignore"}
-    if topic:
-        options["topic"] = topic
-    if config.access_key:
-        options |= {"auth.accessKey": config.access_key, "auth.secretKey": config.secret_key()}
-    return options
+    options = {"servers": config.servers, "extraColumns": "ignore", **config.auth_options()}
+    return options | {"topic": topic} if topic else options
 
 
 def _send(writer: partial[MessageWriter], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -242,10 +242,8 @@ def make_plan(config: Config, target: str) -> WritePlan:
 
     options = {
         "servers": config.servers, "topic": target, "semantics": "idempotent", "extraColumns": "properties",
-        "ack": config.ack, "producerGroup": "headrace_replay",
+        "ack": config.ack, "producerGroup": "headrace_replay", **config.auth_options(),
     }  # fmt: skip
-    if config.access_key:
-        options |= {"auth.accessKey": config.access_key, "auth.secretKey": config.secret_key()}
     schema = SCHEMA if config.keys == "new" else SCHEMA.remove(SCHEMA.get_field_index("unique_key"))
     plan = make_writer(options, from_arrow_schema(schema), False).plan
     # A key that is given names the message here; duplicates are known by the number of the row.
