@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
-from headrace.spark.jobs.folder import read_files, read_path
+from headrace.spark.jobs.folder import read_files, read_path, wanted_rows
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import note_damage, plan_between, rows_of, source_of
 from headrace.spark.jobs.progress import phase
@@ -157,8 +157,6 @@ def read_messages(
     Raises:
         ConfigError: an archive lacks one.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     if config.archive is None or not places:
         limits = {"topics": config.topics or None, "start_ms": config.since, "end_ms": config.until}
         return rows_of(spark, cast("list[LogSplit]", places), columns, **limits)
@@ -166,12 +164,8 @@ def read_messages(
     missing = [name for name in columns if name not in rows.columns]
     if missing:
         raise ConfigError(f"the archive {config.archive} has no column {missing[0]}", key="archive")
-    if config.topics:
-        rows = rows.where(F.col("topic").isin(list(config.topics)))
-    if config.since is not None:
-        rows = rows.where(F.col("store_ts") >= F.timestamp_millis(F.lit(config.since)))
-    if config.until is not None:
-        rows = rows.where(F.col("store_ts") < F.timestamp_millis(F.lit(config.until)))
+    for condition in wanted_rows(config):
+        rows = rows.where(condition)
     return rows.select(*columns)
 
 

@@ -15,7 +15,9 @@ from headrace.format.lock_file import LockHeldError, release_lock, take_lock
 from headrace.spark.jobs.spark_settings import settings_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from headrace.spark.jobs.config import JobConfig
 
 LOCK: Final = ".lock"
 """Whose name Spark passes over when it reads a folder."""
@@ -93,6 +95,20 @@ def hold_folder(path: Path, name: str, *, lock: str = LOCK, wait_s: float = 0.0)
 def read_path(path: Path | str) -> str:
     """Return a path as Spark's readers take it: for them a name with brackets, say, is a pattern."""
     return _PATTERN.sub(r"\\\1", str(Path(path).absolute()))
+
+
+def wanted_rows(config: JobConfig) -> list[Column]:
+    """Return what rows of an archive must meet to be of a configuration's topics and times."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
+    found: list[Column] = []
+    if config.topics:
+        found.append(F.col("topic").isin(list(config.topics)))
+    if config.since is not None:
+        found.append(F.col("store_ts") >= F.timestamp_millis(F.lit(config.since)))
+    if config.until is not None:
+        found.append(F.col("store_ts") < F.timestamp_millis(F.lit(config.until)))
+    return found
 
 
 def read_files(spark: SparkSession, paths: Iterable[str]) -> DataFrame:

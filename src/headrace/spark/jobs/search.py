@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
-from headrace.spark.jobs.folder import read_files, read_path
+from headrace.spark.jobs.folder import read_files, read_path, wanted_rows
 from headrace.spark.jobs.known_topics import require_topics
 from headrace.spark.jobs.log_rows import note_damage, note_missing, rows_of, source_of, splits_between, watched
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
@@ -293,15 +293,9 @@ def _conditions(config: Config, there: set[str]) -> list[Column]:
             raise ConfigError(f"the archive has no column {name}, which {flag} needs", key=flag.strip("-"))
         return F.col(name)
 
-    found: list[Column] = []
-    if config.topics:
-        found.append(F.col("topic").isin(list(config.topics)))
+    found = wanted_rows(config)
     if config.tags:
         found.append(need("tags", "--tags").isin(list(config.tags)))
-    if config.since is not None:
-        found.append(F.col("store_ts") >= F.timestamp_millis(F.lit(config.since)))
-    if config.until is not None:
-        found.append(F.col("store_ts") < F.timestamp_millis(F.lit(config.until)))
     wanted: Column | None = None
     if config.key:
         keys = list(config.key)
