@@ -17,16 +17,17 @@ MAX_KNOWN: Final = 1_000
 class LogPace:
     """When each thing was logged."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, max_known: int = MAX_KNOWN) -> None:
         self._clock = clock
+        self._max_known = max_known
         self._next_ms: dict[bytes | str, int] = {}
 
-    def is_due(self, what: bytes | str) -> bool:
+    def is_due(self, what: bytes | str = "") -> bool:
         """Return whether to log ``what`` now; it then has had its line."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_ms.get(what, now_ms):
             return False
-        if len(self._next_ms) >= MAX_KNOWN:
+        if len(self._next_ms) >= self._max_known:
             self._next_ms.clear()
         self._next_ms[what] = now_ms + INTERVAL_MS
         return True

@@ -57,7 +57,7 @@ class MessagingRig(BrokerRig):
         self.transactions = Transactions(self.broker, self.offsets)
         self.transactions.on_check = self.checks.append
         self.transactions.has_producer = lambda group, topic: self.has_producer(group)
-        self.letters = DeadLetters()
+        self.letters = DeadLetters(self.clock)
         self.retries = Retries(self.broker, self.levels, self.letters)
         self.broker.tickers += [self.levels, self.timed, self.transactions, OffsetTicker(self.offsets)]
 

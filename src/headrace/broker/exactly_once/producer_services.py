@@ -50,7 +50,7 @@ class ProducerServices:
             most_runs=limits.staged_runs,
             most_txns=limits.producer_ids,
         )
-        self.outdated = OutdatedMessages()
+        self.outdated = OutdatedMessages(broker.clock)
         self.log = self.staged.log = ProducerLog(broker, [self.sequences, self.keys, self.staged])
 
     @classmethod

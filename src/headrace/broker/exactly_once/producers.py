@@ -32,7 +32,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headrace.broker.exactly_once.key_set import FINGERPRINT_BYTES, KeySet
+from headrace.clock import Clock
 from headrace.errors import QuotaExceededError
+from headrace.log_pace import LogPace
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,6 @@ IsFormer = Callable[[str, int, int], bool]
 _UNKNOWN_OFFSET: Final = 1 << 62
 """Of a copy that an earlier build has saved: not below any beginning."""
 _LOG_EVERY: Final = 1_000
-_OUTDATED_LOG_MS: Final = 60_000
 _ROWS_AT_ONCE: Final = 256
 """Rows of the saved copy that are made together: fewer than the collector's first threshold."""
 
@@ -112,15 +113,14 @@ class OutdatedMessages:
         by_semantics: How many since the start; they count as duplicates too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.by_semantics = {"sequence": 0, "key": 0, "stage": 0}
-        self._next_log_ms = 0
+        self._pace = LogPace(clock)
 
-    def note(self, semantics: str, key: ProducerKey, epoch: int, count: int, now_ms: int) -> None:
+    def note(self, semantics: str, key: ProducerKey, epoch: int, count: int) -> None:
         """Count the messages of a batch."""
         self.by_semantics[semantics] += count
-        if now_ms >= self._next_log_ms:
-            self._next_log_ms = now_ms + _OUTDATED_LOG_MS
+        if self._pace.is_due():
             logger.warning(
                 "messages dropped, their txn has had a later epoch: has it two writers? semantics=%s txn=%s epoch=%d "
                 "partition=%d topic=%s queue_id=%d messages=%d dropped=%d",

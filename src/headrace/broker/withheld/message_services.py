@@ -35,7 +35,7 @@ class MessageServices:
         self.delays = DelayLevels(broker, groups.file_writer(DELAY_FILE))
         self.timed = TimedMessages(broker)
         self.transactions = Transactions(broker, groups.offsets)
-        self.letters = DeadLetters()
+        self.letters = DeadLetters(broker.clock)
         self.retries = Retries(broker, self.delays, self.letters)
         self.offset_moved = OffsetMovedEvents(broker)
 

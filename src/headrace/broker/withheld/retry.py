@@ -22,9 +22,11 @@ from headrace.broker.topic import Topic, TopicConfig
 from headrace.broker.withheld.schedule import DelayLevels
 from headrace.errors import MessageNotFoundError
 from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RETRY_PREFIX
+from headrace.log_pace import LogPace
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.clock import Clock
     from headrace.store.consume_queue import QueueBase
 
 logger = logging.getLogger(__name__)
@@ -37,7 +39,6 @@ _ORIGIN_ID: Final = ORIGIN_ID.encode()
 FIRST_LEVEL: Final = 3
 """Delay level of the first retry: 10 s, and the next level for each further one."""
 
-ALARM_INTERVAL_MS: Final = 60_000
 MAX_GROUPS: Final = 20_000
 """Groups whose dead letters are counted apart."""
 
@@ -79,12 +80,12 @@ class DeadLetters:
     What ``on_alarm`` does, such as calling a webhook, must not wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.counts: dict[str, int] = {}
         self.total = 0
         self._places: Counter[tuple[str, str]] = Counter()  # (group, topic) since take_counts
         self.on_alarm: Callable[[DeadLetter], None] = lambda letter: None
-        self._logged_ms: dict[str, int] = {}
+        self._pace = LogPace(clock, MAX_GROUPS)
 
     def note(self, group: str, topic: str, message_id: str, reconsume_times: int, now_ms: int) -> None:
         """Count one, and say so."""
@@ -96,11 +97,7 @@ class DeadLetters:
         if group in self.counts or len(self.counts) < MAX_GROUPS:
             self.counts[group] = self.counts.get(group, 0) + 1
         count = self.counts.get(group, self.total)
-        last = self._logged_ms.get(group)
-        if last is None or not 0 <= now_ms - last < ALARM_INTERVAL_MS:
-            if len(self._logged_ms) >= MAX_GROUPS:
-                self._logged_ms.clear()
-            self._logged_ms[group] = now_ms
+        if self._pace.is_due(group):
             logger.error(
                 "dead letter group=%s topic=%s message_id=%s reconsume_times=%d count=%d",
                 group,
@@ -114,7 +111,6 @@ class DeadLetters:
     def forget_group(self, group: str) -> None:
         """Forget what was counted of a group that is deleted."""
         self.counts.pop(group, None)
-        self._logged_ms.pop(group, None)
 
     def take_counts(self) -> dict[tuple[str, str], int]:
         """Return the dead letters of each (group, topic) since the last time; they are then forgotten here."""

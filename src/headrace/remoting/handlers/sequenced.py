@@ -332,7 +332,7 @@ def _send_stage(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBa
 
 def _note_outdated(services: Services, request: SequencedSend) -> None:
     key = ProducerKey(request.txn, request.partition, request.topic, request.queue_id)
-    services.producers.outdated.note(request.semantics, key, request.epoch, request.count, services.clock.now_ms())
+    services.producers.outdated.note(request.semantics, key, request.epoch, request.count)
 
 
 def _gap(request: SequencedSend, expected: int) -> RequestRefusedError:

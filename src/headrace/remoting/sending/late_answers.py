@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from headrace.log_pace import LogPace
 from headrace.remoting.codec import Command, decode_command, encode_response
 from headrace.remoting.codes import ResponseCode
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TELL_AGAIN_MS: Final = 60_000
 _LENGTH_BYTES: Final = 4
 
 
@@ -62,7 +62,7 @@ class LateAnswers:
         self._clock = clock
         self._limit_ms = limit_ms
         self._waiting: deque[WaitingAnswer] = deque()
-        self._tell_ms = 0
+        self._pace = LogPace(clock)
 
     def add(
         self, connection: RemotingConnection, data: bytes, refuse_late: Callable[[str], None] | None
@@ -86,8 +86,7 @@ class LateAnswers:
                 answer.is_over = True
                 late += 1
                 answer.connection.let_out_late(answer)
-        if late and now_ms >= self._tell_ms:
-            self._tell_ms = now_ms + _TELL_AGAIN_MS
+        if late and self._pace.is_due():
             logger.warning(
                 "sends answered before they are durable: the flush takes longer than remoting.flush_timeout_ms=%d",
                 self._limit_ms,

@@ -138,9 +138,10 @@ def test_a_dead_letter_raises_an_alarm(rig: MessagingRig, caplog: pytest.LogCapt
     rig.letters.on_alarm = alarms.append
     stored = rig.append("T", b"body", UNIQ_KEY="u1")
     with caplog.at_level(logging.ERROR):
-        for now_ms in (0, 59_999, 60_000):
-            rig.retries.send_back(RULES, stored.physical_offset, -1, now_ms)
-        rig.retries.send_back(RetryRules("H"), stored.physical_offset, -1, 60_000)
+        for pause_ms in (0, 59_999, 1):
+            rig.clock.advance_ms(pause_ms)
+            rig.retries.send_back(RULES, stored.physical_offset, -1, rig.clock.now_ms())
+        rig.retries.send_back(RetryRules("H"), stored.physical_offset, -1, rig.clock.now_ms())
     lines = [line.getMessage() for line in caplog.records if "dead letter" in line.getMessage()]
     assert [line.split(" topic")[0] for line in lines] == [
         "dead letter group=G", "dead letter group=G", "dead letter group=H",
