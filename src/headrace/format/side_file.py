@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -30,20 +32,27 @@ MAX_HEADER_BYTES: Final = 256
 
 
 def write_side_file(path: Path, kind: str, version: int, payload: object) -> None:
-    """Replace ``path``: write beside it, fsync, rename, fsync the directory.
-
-    Raises:
-        OSError: with the file's name; the old file counts.
-    """
+    """Replace ``path``. Raises: as ``replacing``."""
     body = msgspec.json.encode(payload)
     if len(body) <= MAX_INDENTED:
         body = msgspec.json.format(body, indent=1)
     body += b"\n"
     header = f"headrace {kind} {version} {zlib.crc32(body):08x} {len(body)}\n".encode()
+    with replacing(path) as file:
+        file.write(header + body)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to be written, which takes the place of ``path``: beside it, fsync, rename, fsync of the directory.
+
+    Raises:
+        OSError: with the file's name; the old file counts.
+    """
     beside = path.with_name(path.name + ".new")
     try:
         with open_anew(beside) as file:
-            file.write(header + body)
+            yield file
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -28,14 +28,7 @@ from headrace.format import record
 from headrace.format.epochs import Epochs
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import BLANK_MAGIC
-from headrace.format.side_file import (
-    FORMAT_VERSION,
-    is_special,
-    open_anew,
-    read_side_file,
-    sync_folder,
-    write_side_file,
-)
+from headrace.format.side_file import FORMAT_VERSION, is_special, read_side_file, replacing, write_side_file
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory, queue_folders
 from headrace.store.recovery import MISSING_FILE, Hole, Scan, scan_log
@@ -96,13 +89,9 @@ def _blank_head(blank_bytes: int) -> bytes:
 
 def _make_blank_file(path: Path, size: int) -> None:
     """Make a file of the log that is one blank record; it takes a block of the disk. Under its name it is whole."""
-    beside = path.with_name(path.name + ".new")
-    with open_anew(beside) as file:
+    with replacing(path) as file:
         file.write(_blank_head(size))
         file.truncate(size)
-        os.fsync(file.fileno())
-    beside.replace(path)
-    sync_folder(path.parent)
 
 
 def _write_or_find(fd: int, content: bytes, position: int, path: str) -> int:

@@ -143,7 +143,7 @@ def test_a_gap_that_cannot_be_filled_is_no_reason_not_to_start(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "open_anew", refuse)
+        patch.setattr(opening, "replacing", refuse)
         bench.open()
     assert any("RocketMQ cannot read this log" in message for message in caplog.messages)
     assert bench.messages("t") == {0: b"one", 2: b"new"}

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.checksum import checksum
-from headrace.format.side_file import sync_folder
+from headrace.format.side_file import replacing
 
 VERSION: Final = 1
 FOLDER: Final = "_manifest"
@@ -293,15 +293,9 @@ def unseal(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, payload: object) -> None:
-    """Replace a file in one step: write beside it, fsync, rename, fsync of the folder."""
-    beside = path.with_name(path.name + ".new")
-    with beside.open("w", encoding="utf-8") as file:
-        json.dump(payload, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    sync_folder(path.parent)
+    """Replace a file in one step. Raises: as ``replacing``."""
+    with replacing(path) as file:
+        file.write(json.dumps(payload, indent=1).encode() + b"\n")
 
 
 def sum_up(path: Path) -> tuple[int, int]:
