@@ -101,7 +101,8 @@ def run(spark: SparkSession, config: Config) -> Summary:
     assert config.store is not None
     require_outside(config.to, "to")
     summary = Summary(job="rebuild", dry_run=config.dry_run)
-    with _hold(config.store, must_be_closed=config.replace) as is_closed:
+    is_open = not config.replace and is_held(StoreLayout(config.store).lock)
+    with _hold(config.store) if config.replace else contextlib.nullcontext():
         phase("planning")
         source = scan.open_source(store=config.store)
         (extent,) = source.extents()
@@ -124,7 +125,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         except BaseException:
             rebuild.give_up()
             raise
-    if not is_closed:
+    if is_open:
         summary.notes.append("a broker has the store open: the new files end where its log did when this began")
     rebuild.describe(summary)
     return summary
@@ -372,17 +373,14 @@ def cut_keys(parts: list[tuple[str, int]], most: int) -> Iterator[list[tuple[str
 
 
 @contextmanager
-def _hold(store: Path, *, must_be_closed: bool) -> Iterator[bool]:
-    """Hold the store's lock meanwhile, where the result replaces its files; yield whether no broker has it open.
+def _hold(store: Path) -> Iterator[None]:
+    """Hold the store's lock meanwhile: the result replaces its files.
 
     Raises:
-        StoreLockedError: a broker has the store open and must not.
+        StoreLockedError: a broker has the store open.
         StoreError: the lock cannot be made.
     """
     lock = StoreLayout(store).lock
-    if not must_be_closed:
-        yield not is_held(lock)
-        return
     try:
         held = take_lock(lock, with_folder=True)  # as a broker does: its lock file may have been removed
     except LockHeldError as error:
@@ -393,7 +391,7 @@ def _hold(store: Path, *, must_be_closed: bool) -> Iterator[bool]:
     except OSError as error:
         raise StoreError(f"{lock} cannot be locked: {error.strerror}") from error
     try:
-        yield True
+        yield
     finally:
         release_lock(held)
 
