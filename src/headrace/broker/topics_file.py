@@ -46,11 +46,6 @@ class TopicsFile:
         self._text: TableText[TopicConfig] = TableText(topic_fields)
         self._written: DataVersion | None = None
 
-    @property
-    def write_errors(self) -> int:
-        """Writes of the file that failed; they are tried again."""
-        return self._writer.errors
-
     def tick(self, now_ms: int) -> None:
         """Have the file written when topics changed since the last time; changes during a write go together."""
         if self._version() != self._written and not self._writer.is_running:

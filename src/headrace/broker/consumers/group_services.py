@@ -52,6 +52,7 @@ class GroupServices:
         self._folder = broker.store.directory.config
         self.errors = 0
         self._executor = Threads("headrace-config")
+        self._writers: list[FileWriter] = []
         self.groups = GroupTable(self.file_writer(GROUPS_FILE), settings)
         self.offsets = OffsetTable(self.file_writer(OFFSETS_FILE), settings)
         self.clients = ClientTable(settings)
@@ -88,7 +89,9 @@ class GroupServices:
         """Return what writes a file of the config folder in the thread."""
         file = ConfigFile(self._folder, name)
         # Looked up with each call: the node sets it to the event loop's after the broker is open.
-        return FileWriter(file, self._executor.submit, lambda call: self.broker.store.notify(call))
+        writer = FileWriter(file, self._executor.submit, lambda call: self.broker.store.notify(call))
+        self._writers.append(writer)
+        return writer
 
     def queue_end(self, topic: str, queue_id: int) -> int:
         """Return where a queue goes on; 0 when there is none: what it will hold begins there."""
@@ -117,8 +120,8 @@ class GroupServices:
 
     @property
     def write_errors(self) -> int:
-        """Writes of config files that failed."""
-        return sum(part.write_errors for part in self._with_files)
+        """Writes of config files that failed; they are tried again."""
+        return sum(writer.errors for writer in self._writers)
 
     def tick(self, now_ms: int) -> None:
         """Do what is due in every part."""

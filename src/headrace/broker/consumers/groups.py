@@ -255,11 +255,6 @@ class GroupTable:
         """Call ``saved`` once every change made so far is on disk, at once when it is; with the error if it failed."""
         self._writer.when_saved(saved)
 
-    @property
-    def write_errors(self) -> int:
-        """Writes of the file that failed; they are tried again."""
-        return self._writer.errors
-
     def tick(self, now_ms: int) -> None:
         """Try a write again that failed."""
         self._writer.tick(now_ms)

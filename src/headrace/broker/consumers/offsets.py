@@ -172,11 +172,6 @@ class OffsetTable:
             self._write()
         self._writer.when_saved(saved)
 
-    @property
-    def write_errors(self) -> int:
-        """Writes of the file that failed; they are tried again."""
-        return self._writer.errors
-
     def bring_back(self, topic: str, queue_id: int, end: int) -> None:
         """Have no group be beyond ``end`` in a queue."""
         for group in self.groups_of(topic):

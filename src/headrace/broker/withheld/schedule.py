@@ -342,11 +342,6 @@ class DelayLevels:
             self._levels[number - 1].noted = cursor
             self._is_changed = True
 
-    @property
-    def write_errors(self) -> int:
-        """Writes of the cursors that failed; they are tried again, and a crash delivers more twice."""
-        return self._writer.errors
-
     def close(self) -> None:
         """Write the cursors down, with what was delivered up to now. Blocks."""
         try:

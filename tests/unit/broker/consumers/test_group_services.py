@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.config_file import ConfigFile
 from headrace.broker.consumers.clients import ClientInfo, ConsumerData
 from headrace.broker.consumers.group_services import GroupServices
 from headrace.broker.consumers.groups import SubscriptionGroup
 from headrace.broker.statistics import TOPIC_PUT_NUMS
 from headrace.broker.topic import TopicConfig
+from headrace.broker.withheld.schedule import FILE_NAME as DELAYS_FILE
 from headrace.errors import SideFileError
 from tests.support.brokers import BrokerRig
 
@@ -230,3 +232,19 @@ def test_a_damaged_file_without_copy_refuses_the_start(rig: ServicesRig) -> None
     path.write_bytes(whole)
     rig.services = GroupServices.open(rig.broker)
     assert rig.services.queue_end("T", 0) == 0
+
+
+def test_a_failed_write_counts_whichever_file_of_the_folder_it_was(
+    rig: ServicesRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/metrics.md: that of the delay cursors did not, which another part keeps."""
+
+    def refuse(file: ConfigFile, content: bytes, number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    writer = rig.services.file_writer(DELAYS_FILE)
+    with monkeypatch.context() as patch:
+        patch.setattr(ConfigFile, "save", refuse)
+        writer.request(lambda: lambda: b"{}")
+        rig.services.wait_for_files()
+    assert rig.services.write_errors == 1

@@ -153,10 +153,11 @@ def test_what_changes_while_a_write_runs_comes_with_the_next(tmp_path: Path) -> 
 
 def test_a_write_that_fails_is_made_up_for(tmp_path: Path) -> None:
     file = BrokenConfigFile(tmp_path, FILE_NAME)
-    table = OffsetTable(FileWriter(file, Jobs().submit, lambda call: call()), SETTINGS)
+    writer = FileWriter(file, Jobs().submit, lambda call: call())
+    table = OffsetTable(writer, SETTINGS)
     table.commit("G", "T", 0, 1)
     table.tick(0)
-    assert table.write_errors == 1
+    assert writer.errors == 1
     file.fails = False
     table.tick(5000)
     assert on_disk(tmp_path) == {"offsetTable": {"T@G": {"0": 1}}}
