@@ -327,16 +327,6 @@ class JobConfig:
             )
         require_store(self.store, "store")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options that were set, as JSON values; no secret is among them."""
-        shown = {}
-        for declared in self.options():
-            value = getattr(self, declared.name)
-            if value != declared.default:
-                is_plain = isinstance(value, bool | int | float)
-                shown[declared.name] = list(value) if declared.is_list else value if is_plain else str(value)
-        return shown
-
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return the sentence about a name that is not known, with the nearest one that is."""
