@@ -17,6 +17,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.net.address import format_address, peer_of
+from headrace.net.unacknowledged import unacknowledged_bytes
 from headrace.net.wire import TrafficCounters, Wire
 
 if TYPE_CHECKING:
@@ -216,4 +217,6 @@ class Connection(Wire, asyncio.BufferedProtocol):
             self._wheel.schedule(self, now_ms + LINGER_MS)
 
     def _is_write_overdue(self, now_ms: int) -> bool:
-        return self._deadlines.is_write_overdue(now_ms, self._written_bytes, self._transport.get_write_buffer_size())
+        transport = self._transport
+        waiting_bytes = unacknowledged_bytes(transport) if transport.get_write_buffer_size() else 0
+        return self._deadlines.is_write_overdue(now_ms, self._written_bytes, waiting_bytes)

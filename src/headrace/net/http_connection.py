@@ -37,6 +37,7 @@ from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import INCOMPLETE, LEFT, MAX_HEAD_BYTES, TAKEN
 from headrace.net.refusal_log import RefusalLog
 from headrace.net.request_parser import RequestParser
+from headrace.net.unacknowledged import unacknowledged_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -439,7 +440,7 @@ class BoundedConnection(H11Protocol):
         """Watch a peer that does not read its answer as fast as it comes."""
         self._begin_general()
         super().pause_writing()
-        self._watch_stall(self.transport.get_write_buffer_size())
+        self._watch_stall(unacknowledged_bytes(self.transport))
 
     def resume_writing(self) -> None:
         """Go on: the peer has read."""
@@ -451,7 +452,7 @@ class BoundedConnection(H11Protocol):
         self._stall = self.loop.call_later(self.limits.body_seconds, self._check_stall, unread_bytes)
 
     def _check_stall(self, unread_bytes: int) -> None:
-        left = self.transport.get_write_buffer_size()
+        left = unacknowledged_bytes(self.transport)
         if left < unread_bytes:
             self._watch_stall(left)
         else:

@@ -11,13 +11,10 @@ Nothing is sent twice: whether a request that failed is tried again is for the c
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import logging
 import socket
 import struct
-import sys
-import termios
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -26,6 +23,7 @@ from headrace.net.address import parse_peer
 from headrace.net.names import Names
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
+from headrace.net.unacknowledged import unacknowledged_bytes
 from headrace.remoting.codec import (
     Command,
     Limits,
@@ -244,9 +242,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _arrived_bytes(self) -> int:
         """Return how much of what was sent the server's system has acknowledged."""
-        fd = self._transport.get_extra_info("socket").fileno()
-        unacknowledged = int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-        return self._sent_bytes - self._transport.get_write_buffer_size() - unacknowledged
+        return self._sent_bytes - unacknowledged_bytes(self._transport)
 
     # -- the transport's side ------------------------------------------------------------------------------------
 

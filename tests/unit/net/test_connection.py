@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from typing import Any
 
 import pytest
@@ -17,8 +19,8 @@ from headrace.net.wire import TrafficCounters
 class Transport(asyncio.Transport):
     """Notes what is written to it."""
 
-    def __init__(self) -> None:
-        super().__init__({"peername": ("10.0.0.5", 7001)})
+    def __init__(self, socket: socket.socket | None = None) -> None:
+        super().__init__({"peername": ("10.0.0.5", 7001), "socket": socket})
         self.written: list[bytes] = []
         self.waiting_bytes = 0
         self.is_cut = False
@@ -112,6 +114,30 @@ def test_a_peer_that_takes_something_is_not_late(waiting: tuple[int, ...], cause
         told._deadlines.last_command_ms = clock.monotonic_ms()
         told.on_timer(clock.monotonic_ms())
         clock.advance_ms(15_000)
+    assert told.cause == cause
+
+
+@pytest.mark.parametrize(("reads", "cause"), [(True, ""), (False, "write timeout")])
+def test_a_peer_that_takes_what_the_system_holds_for_it_is_not_late(reads: bool, cause: str) -> None:
+    """Over a link that has become slow this takes minutes, in which the system takes nothing more from us."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        sender = stack.enter_context(socket.create_connection(listener.getsockname()))
+        peer = stack.enter_context(listener.accept()[0])
+        sender.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sender.send(bytes(1 << 16))
+        clock, transport = ManualClock(), Transport(sender)
+        told, _wheel = told_of(clock, transport)
+        transport.waiting_bytes = 100
+        told.pause_writing()
+        for _ in range(4):
+            if reads:
+                peer.recv(1 << 18, socket.MSG_WAITALL)
+            clock.advance_ms(15_000)
+            told._deadlines.last_command_ms = clock.monotonic_ms()
+            told.on_timer(clock.monotonic_ms())
     assert told.cause == cause
 
 
