@@ -86,6 +86,19 @@ def is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
+def is_removed(path: str | Path, descriptor: int) -> bool:
+    """Tell whether an open file has no name any more; some file systems count no names at all."""
+    status = os.fstat(descriptor)
+    if status.st_nlink:
+        return False
+    try:
+        return not os.path.samestat(Path(path).stat(), status)
+    except FileNotFoundError:
+        return True
+    except OSError:  # who may not look there cannot tell, and looks again
+        return False
+
+
 def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:
     """Return the payload of ``path``.
 

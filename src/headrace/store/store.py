@@ -14,7 +14,6 @@ path in between is refused by ``require_in_place``.
 from __future__ import annotations
 
 import logging
-import os
 import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -38,7 +37,7 @@ from headrace.errors import (
 from headrace.format.epochs import Epochs
 from headrace.format.lock_file import release_lock, require_in_place
 from headrace.format.names import SCHEDULE_TOPIC, topic_directory
-from headrace.format.side_file import sync_folder
+from headrace.format.side_file import is_removed, sync_folder
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, Histogram
 from headrace.log_pace import LogPace
 from headrace.settings import StoreSettings
@@ -77,19 +76,6 @@ def _most_open(wanted: int, share: int) -> int:
     """Return how many files of one kind may stay open: where the system allows few, a share of them at most."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return wanted if allowed == resource.RLIM_INFINITY else max(2, min(wanted, allowed // share))
-
-
-def _is_removed(segment: Segment) -> bool:
-    """Tell whether the file of an open segment has no name any more; some file systems count no names at all."""
-    status = os.fstat(segment.fd)
-    if status.st_nlink:
-        return False
-    try:
-        return not os.path.samestat(Path(segment.path).stat(), status)
-    except FileNotFoundError:
-        return True
-    except OSError:  # who may not look there cannot tell, and looks again
-        return False
 
 
 @dataclass
@@ -488,7 +474,7 @@ class Store:
                     "data directory not found, looked for again path=%s error=%s remedy=put it back, or restart the "
                     "broker with --data-dir where it is now", self.directory.root, error.strerror,
                 )  # fmt: skip
-        if self.log.active is not None and _is_removed(self.log.active):
+        if self.log.active is not None and is_removed(self.log.active.path, self.log.active.fd):
             self._fail(RemovedSegmentError(self.log.active.path, self.log.active.fd))
 
     @property

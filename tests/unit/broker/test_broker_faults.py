@@ -251,6 +251,25 @@ def test_a_folder_of_spill_files_that_cannot_be_looked_at_holds_up_no_deletion(
     assert "folder of spill files not removed" in caplog.text
 
 
+def test_a_journal_that_was_removed_forgets_nothing_of_what_was_finished(
+    rig: BrokerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    subscription, channel = rig.subscribe("t", "c")
+    rig.publish("t", [b"a", b"b", b"c"])
+    taken = rig.take(subscription, channel)
+    rig.finish(subscription, channel, [message_id for _, _, message_id in taken[:1]])
+    rig.pass_time(2_000)
+    for path in rig.store.directory.channels.glob("journal.*"):
+        path.unlink()
+    rig.finish(subscription, channel, [message_id for _, _, message_id in taken[1:2]])
+    for _ in range(3):
+        rig.pass_time(1_000)
+        rig.broker.wait_for_journal()
+    assert caplog.text.count("was removed while it is written to") == 1
+    rig.crash()
+    assert _bodies(rig, "t", "c") == [b"c"]
+
+
 def test_a_journal_that_cannot_be_opened_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

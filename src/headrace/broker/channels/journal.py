@@ -34,7 +34,7 @@ from typing import BinaryIO
 
 from headrace.errors import FormatVersionError, SideFileError, UnsyncedError, remedy_for
 from headrace.format.lock_file import require_in_place
-from headrace.format.side_file import is_special, sync_folder
+from headrace.format.side_file import is_removed, is_special, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -376,6 +376,18 @@ class ChannelJournal:
     def forget(self, key: bytes) -> None:
         """Record that a channel was deleted."""
         self._append([encode_record(key, b"", FLAG_FORGOTTEN)])
+
+    def require_name(self) -> None:
+        """Refuse a journal whose file somebody removed: what is written to it goes with the process.
+
+        Raises:
+            SideFileError: it was; ``needs_compaction`` is True from now on, and makes another.
+        """
+        if is_removed(self._journal_path(), self._descriptor):
+            self._incomplete, self._serves_snapshot = True, False
+            raise SideFileError(
+                self._journal_path(), "was removed while it is written to", "a snapshot and another journal replace it"
+            )
 
     def _append(self, records: Iterable[bytes]) -> int:
         data = memoryview(b"".join(records))

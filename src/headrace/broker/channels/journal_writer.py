@@ -153,6 +153,10 @@ class JournalWriter:
 
     def _start_job(self) -> None:
         """Have the journal synced in its thread; begin to replace it by a snapshot when it has grown."""
+        try:
+            self._journal.require_name()
+        except StoreError as error:
+            self._note_error(error)
         if self._journal.needs_compaction and self._compaction is None:
             try:
                 self._journal.begin_compaction()

@@ -429,6 +429,26 @@ def test_what_cannot_be_removed_stays(
     assert loaded.channels == {A: ChannelHistory(b"S2", [])}
 
 
+def test_a_journal_that_somebody_removed_is_noticed_and_made_anew(
+    directory: Path, journals: list[ChannelJournal]
+) -> None:
+    """What is written to it goes with the process: without a snapshot a kill would deliver everything again."""
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"1")])
+    journal.require_name()
+    assert not journal.needs_compaction
+    (directory / "journal.00000001").unlink()
+    with pytest.raises(SideFileError, match="was removed while it is written to"):
+        journal.require_name()
+    assert journal.needs_compaction
+    journal.compact([(A, b"S1")])
+    journal.write([(A, b"2")])
+    journal.require_name()
+    assert journal.is_whole
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"S1", [b"2"])}
+
+
 def test_a_folder_that_cannot_be_listed_keeps_old_journals_and_takes_the_snapshot(
     directory: Path,
     journals: list[ChannelJournal],
