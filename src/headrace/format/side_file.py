@@ -50,15 +50,21 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         OSError: with the file's name; the old file counts.
     """
     beside = path.with_name(path.name + ".new")
-    try:
-        with open_anew(beside) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(beside)) from error
+    with naming(beside), open_anew(beside) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
     beside.replace(path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Have what the system refuses of an open file say which: it names only what is opened, renamed or removed."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def open_anew(path: Path) -> BinaryIO:
@@ -76,7 +82,8 @@ def sync_folder(folder: str | Path) -> None:
     """Make the names in a folder durable: what was made, renamed or removed there survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

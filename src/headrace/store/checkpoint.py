@@ -27,7 +27,7 @@ from headrace.errors import SideFileError, UnsyncedError
 from headrace.format.epochs import queue_ends_row, read_queue_ends
 from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES
 from headrace.format.lock_file import require_in_place
-from headrace.format.side_file import FORMAT_VERSION, open_anew, read_side_file, write_side_file
+from headrace.format.side_file import FORMAT_VERSION, naming, open_anew, read_side_file, write_side_file
 from headrace.log_pace import Trouble
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
@@ -287,7 +287,7 @@ class Checkpoints:
         # what is in its place may be no file: a fifo waits for a reader.
         path = self._directory.rocketmq_checkpoint
         beside = path.with_name(path.name + ".new")
-        with open_anew(beside) as file:
+        with naming(beside), open_anew(beside) as file:
             file.write(struct.pack(">qqq", now, now, now).ljust(ROCKETMQ_CHECKPOINT_BYTES, b"\0"))
         beside.replace(path)
         self.offset = target

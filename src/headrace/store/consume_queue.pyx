@@ -29,6 +29,7 @@ from libc.errno cimport errno as c_errno
 from headrace.errors import UnreadableError, UnsyncedError
 from headrace.format.lock_file import require_in_place
 from headrace.format.names import is_offset_name
+from headrace.format.side_file import naming
 from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
 from headrace.store.log_base cimport LogBase
 
@@ -635,11 +636,15 @@ cdef class ConsumeQueue(QueueBase):
 
     def _rewrite(self, int64_t queue_offset, bytes entry):
         """Put another entry into the files, where recovery found a wrong one."""
+        self._overwrite(queue_offset, entry)
+        self.mended_entries += 1
+
+    def _overwrite(self, int64_t queue_offset, bytes entry):
         cdef int64_t first_byte = queue_offset * ENTRY_BYTES
         cdef int64_t file_start = first_byte // self.files.file_bytes * self.files.file_bytes
-        os.pwrite(self.files.descriptor(self.directory, file_start, True), entry, first_byte - file_start)
+        with naming(f"{self.directory}/{file_start:020d}"):
+            os.pwrite(self.files.descriptor(self.directory, file_start, True), entry, first_byte - file_start)
         self.dirty_files.add(file_start)
-        self.mended_entries += 1
 
     def _begin_in_file_of(self, int64_t queue_offset):
         """Let a queue without entries and files begin with the file of ``queue_offset``, as RocketMQ does.
@@ -690,10 +695,7 @@ cdef class ConsumeQueue(QueueBase):
             if offset >= self.tail_offset:
                 memcpy(<void*>at, <const uint8_t*>filler, ENTRY_BYTES)
             if offset < self.written_offset:
-                first_byte = offset * ENTRY_BYTES
-                file_start = first_byte // self.files.file_bytes * self.files.file_bytes
-                os.pwrite(self.files.descriptor(self.directory, file_start, True), filler, first_byte - file_start)
-                self.dirty_files.add(file_start)
+                self._overwrite(offset, filler)
             forgotten += 1
         self.filled_from = kept_end
         self.filled_to = self.next_offset

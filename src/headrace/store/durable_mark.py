@@ -18,7 +18,7 @@ from pathlib import Path
 from headrace.errors import SideFileError
 from headrace.format.durable_mark import CHECKED, MARK_BYTES, SLOT
 from headrace.format.durable_mark import decode_mark as decode_mark
-from headrace.format.side_file import is_special
+from headrace.format.side_file import is_special, naming
 from headrace.store.segment import is_overwritten_in_place
 
 
@@ -35,11 +35,11 @@ class DurableMark:
         if is_special(path):
             raise SideFileError(path, "is no regular file", "remove it")
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if os.fstat(self._fd).st_size < MARK_BYTES:
-            os.posix_fallocate(self._fd, 0, MARK_BYTES)
         self._path = path
         self._map: mmap.mmap | None = None
         try:
+            if os.fstat(self._fd).st_size < MARK_BYTES:
+                os.posix_fallocate(self._fd, 0, MARK_BYTES)
             if is_overwritten_in_place(str(path)):
                 self._map = mmap.mmap(self._fd, MARK_BYTES)
             content = os.pread(self._fd, MARK_BYTES, 0)
@@ -73,7 +73,8 @@ class DurableMark:
     def sync(self) -> None:
         """fdatasync the mark. Blocks: for a thread."""
         offset = self.noted_offset
-        os.fdatasync(self._fd)
+        with naming(self._path):
+            os.fdatasync(self._fd)
         self.synced_offset = offset
 
     def close(self) -> None:

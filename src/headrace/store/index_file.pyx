@@ -21,6 +21,7 @@ from posix.unistd cimport pread, pwrite
 
 from headrace.format.lock_file import require_in_place
 from headrace.format.record cimport load_i32, load_i64, load_u32, store_i64, store_u32
+from headrace.format.side_file import naming
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
@@ -188,7 +189,8 @@ cdef class IndexFile:
 
     def write_header(self):
         self._open()
-        os.pwrite(self.fd, self.header(), 0)
+        with naming(self.path):
+            os.pwrite(self.fd, self.header(), 0)
 
     def header(self):
         cdef uint8_t raw[HEADER_BYTES]
@@ -225,7 +227,8 @@ cdef class IndexFile:
 
     def sync(self):
         self._open()
-        os.fdatasync(self.fd)
+        with naming(self.path):
+            os.fdatasync(self.fd)
 
     def finish(self):
         self.write_out()

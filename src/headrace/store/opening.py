@@ -28,7 +28,7 @@ from headrace.format import record
 from headrace.format.epochs import Epochs
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import BLANK_MAGIC
-from headrace.format.side_file import FORMAT_VERSION, is_special, read_side_file, replacing, write_side_file
+from headrace.format.side_file import FORMAT_VERSION, is_special, naming, read_side_file, replacing, write_side_file
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory, queue_folders
 from headrace.store.recovery import MISSING_FILE, Hole, Scan, scan_log
@@ -420,6 +420,8 @@ class Opening:
                     if segment.read(start, len(zeros)) != zeros:
                         os.pwrite(fd, zeros, start)
             os.fsync(fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, segment.path) from error
         finally:
             os.close(fd)
 
@@ -433,9 +435,10 @@ class Opening:
         for index in [index for index in log.segments if (index + 1) * log.segment_bytes > mark]:
             # All that the last process may have left unsynced, not only the newest.
             segment = log.segments[index]
-            if mark:  # else nobody knows what is confirmed, and that may be a log of any size
-                self._write_again(segment, mark, accepted_end)
-            os.fdatasync(segment.fd)
+            with naming(segment.path):
+                if mark:  # else nobody knows what is confirmed, and that may be a log of any size
+                    self._write_again(segment, mark, accepted_end)
+                os.fdatasync(segment.fd)
         self._mark.note(end)
         self._mark.sync()
 

@@ -1046,3 +1046,34 @@ def test_few_open_files_leave_some_for_all_the_rest(make_bench: MakeBench, monke
     opened = [os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()]
     assert 2 <= sum(path.startswith(str(bench.store.directory.consume_queues)) for path in opened) <= 64 // 4
     assert 2 <= sum(path.startswith(str(bench.store.directory.commit_log)) for path in opened) <= 64 // 16 + 1
+
+
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [("fdatasync", "commitlog/"), ("fdatasync", "headrace/durable"), ("fsync", "/store"), ("pwrite", "/0/")],
+)
+def test_what_a_start_cannot_write_is_named(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, call: str, part: str
+) -> None:
+    """The system names only what is opened, renamed or removed; "Input/output error" alone helps nobody."""
+    bench.append("t", b"a")
+    bench.append("t", b"b")
+    bench.store.checkpoints.write_all(bench.store.log.end_offset, clean=False)
+    bench.store.abandon()
+    (entries,) = bench.store.directory.consume_queues.glob("t/0/*")
+    with entries.open("r+b") as file:
+        file.write(bytes(8) + b"\0\0\0\7")  # what the start mends
+    do = getattr(os, call)
+
+    def refuse(fd: int, *arguments: object) -> object:
+        if part in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return do(fd, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        with pytest.raises(OSError, match="Input/output error") as raised:
+            bench.open()
+    assert part in str(raised.value.filename)
+    bench.open()
+    assert bench.messages("t") == {0: b"a", 1: b"b"}
