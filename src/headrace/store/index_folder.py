@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Final
 from headrace.clock import Clock
 from headrace.format.epochs import Epochs
 from headrace.format.lock_file import require_in_place
-from headrace.format.side_file import sync_folder
+from headrace.format.side_file import naming
 from headrace.log_pace import Trouble
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
@@ -403,19 +404,25 @@ class IndexFolder:
             self._trouble.end()
 
     def _sync(self, note: IndexNote) -> None:
-        """Make durable what a note counts, then the note. In the thread."""
+        """Make durable what a note counts, then the note. In the thread.
+
+        What cannot be written or opened is tried again; of what could not be synced nobody knows what is on the disk.
+        """
         newest = note.files[-1].name if note.files else ""
         for file in self._files:
             if Path(file.path).name == newest:
+                file.write_header()
+                folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    file.write_header()
                     file.sync()
-                    sync_folder(self._folder)
-                except OSError as error:
-                    if error.errno not in (errno.EMFILE, errno.ENFILE):  # something could not be opened: try again
-                        self._is_doubtful = True
-                        logger.error("no more notes of the key index until the next start path=%s", file.path)
+                    with naming(self._folder):
+                        os.fsync(folder)
+                except OSError:
+                    self._is_doubtful = True
+                    logger.error("no more notes of the key index until the next start path=%s", file.path)
                     raise
+                finally:
+                    os.close(folder)
                 if not file.has_slots:
                     file.release()  # it was finished since the note was made
         note.write(self._directory.index_note)

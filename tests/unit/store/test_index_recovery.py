@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace.store import index_folder
 from headrace.store.index_file import IndexFile
 from tests.support.indexes import SMALL, find, header_count, index_files, note_index, properties, put, require_whole
 from tests.support.stores import MakeBench, StoreBench
@@ -424,19 +423,28 @@ def test_a_file_that_fills_up_before_its_note_is_synced(small: StoreBench) -> No
     assert len(find(small, "T", "then").offsets) == 1
 
 
-@pytest.mark.parametrize(("code", "notes"), [(errno.EMFILE, 1), (errno.ENFILE, 1), (errno.EIO, 0)])
-def test_notes_go_on_when_files_can_be_opened_again(
-    small: StoreBench, monkeypatch: pytest.MonkeyPatch, code: int, notes: int
+@pytest.mark.parametrize(
+    ("call", "code", "notes"),
+    [
+        ("open", errno.EMFILE, 1),
+        ("open", errno.ENOENT, 1),
+        ("pwrite", errno.ENOSPC, 1),
+        ("fsync", errno.EIO, 0),
+        ("fdatasync", errno.EIO, 0),
+    ],
+)
+def test_notes_go_on_when_there_is_room_and_files_can_be_opened_again(
+    small: StoreBench, monkeypatch: pytest.MonkeyPatch, call: str, code: int, notes: int
 ) -> None:
-    """A folder that could not be opened was not synced in vain; of one that could not be synced nobody knows."""
+    """What could not be opened or written was not synced in vain; of what could not be synced nobody knows."""
     index = small.store.index
 
-    def refuse(folder: Path) -> None:
-        raise OSError(code, os.strerror(code), str(folder))
+    def refuse(*arguments: object) -> int:
+        raise OSError(code, os.strerror(code))
 
     small.append("T", b"x", properties=properties("k"))
     with monkeypatch.context() as patch:
-        patch.setattr(index_folder, "sync_folder", refuse)
+        patch.setattr(os, call, refuse)
         small.clock.advance_ms(60_000)
         index.tick()
         index.executor.submit(int).result(10)
