@@ -107,11 +107,15 @@ class SpillDirectory:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._next_number = 0
+        for left_over in directory.glob("*.spill") if self._is_there() else ():
+            left_over.unlink()
+
+    def _is_there(self) -> bool:
+        """Whether the directory is there. Where the system refuses to look it counts as missing: starts look again."""
         try:
-            for left_over in directory.glob("*.spill") if directory.is_dir() else ():
-                left_over.unlink()
-        except OSError as error:  # nobody reads them, and the next start tries again
-            logger.warning("left-over spill files not removed path=%s error=%s", directory, error)
+            return self._directory.is_dir()
+        except OSError:
+            return False
 
     def create(self) -> SpillFile:
         """Make a new, empty file."""
@@ -122,12 +126,12 @@ class SpillDirectory:
 
     def remove(self) -> None:
         """Delete the directory if it is there; its files must have been removed."""
-        try:
-            if self._directory.is_dir():
+        if self._is_there():
+            try:
                 require_in_place(self._directory)
                 self._directory.rmdir()
-        except OSError as error:
-            logger.warning("folder of spill files not removed path=%s error=%s", self._directory, error)
+            except OSError as error:
+                logger.warning("folder of spill files not removed path=%s error=%s", self._directory, error)
 
 
 def folder_name(key: int) -> str:
