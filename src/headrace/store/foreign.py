@@ -38,7 +38,7 @@ from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES
-from headrace.format.side_file import FORMAT_VERSION, sync_folder, write_side_file
+from headrace.format.side_file import FORMAT_VERSION, naming, sync_folder, write_side_file
 from headrace.store.consume_queue import count_sound
 from headrace.store.directory import StoreDirectory, queue_folders
 from headrace.store.reader import StoredQueue
@@ -377,7 +377,7 @@ def _copy_all(
     if source.segments:
         # The segment that is written to next must not run out of disk under its mapping.
         newest = target.commit_log / source.segments[-1].name
-        with newest.open("r+b") as file, _naming(newest):
+        with newest.open("r+b") as file, naming(newest):
             os.posix_fallocate(file.fileno(), 0, source.segment_bytes)
             os.fsync(file.fileno())
     beginning = source.first_offset
@@ -428,7 +428,7 @@ def _synced_ms(store: StoreLayout) -> int:
 
 def _cut_to_entries(copy: Path, source: ForeignStore) -> bool:
     """Empty a copied file of a queue from the first place on that holds no entry; return whether there was none."""
-    with copy.open("r+b") as file, _naming(copy):
+    with copy.open("r+b") as file, naming(copy):
         size = os.fstat(file.fileno()).st_size
         for start, end in _written_ranges(file.fileno(), size):
             at = start // ENTRY.size * ENTRY.size
@@ -449,16 +449,16 @@ def _copy_file(source: Path, target: Path) -> Iterator[int]:
         size = os.fstat(reading.fileno()).st_size
         for at, end in _written_ranges(reading.fileno(), size):
             while at < end:
-                with _naming(source):
+                with naming(source):
                     part = os.pread(reading.fileno(), min(_CHUNK_BYTES, end - at), at)
                 if not part:
                     raise StoreError(f"{source} became shorter while it was copied: stop its broker first")
                 # A disk that fills up takes a piece first, and says so only of the next.
-                with _naming(target):
+                with naming(target):
                     wrote = os.pwrite(writing.fileno(), part, at)
                 at += wrote
                 yield wrote
-        with _naming(target):
+        with naming(target):
             os.ftruncate(writing.fileno(), size)
             os.fsync(writing.fileno())
 
@@ -475,16 +475,6 @@ def _written_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
             return  # nothing but a hole
         end = os.lseek(fd, start, os.SEEK_HOLE)
         yield start, end
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Have an error of the system name the file, which it does not when that is open."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = str(path)
-        raise
 
 
 def move_up(staging: Path) -> None:
