@@ -60,7 +60,7 @@ def take_lock(path: Path, *, with_folder: bool = False) -> int:
     folder = -1
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        folder = _lock_folder(path.parent) if with_folder else -1
+        folder = lock_folder(path.parent) if with_folder else -1
         status = path.parent.stat()
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"lock {os.getpid()}\n".encode(), 0)
@@ -77,7 +77,7 @@ def take_lock(path: Path, *, with_folder: bool = False) -> int:
     return fd
 
 
-def _lock_folder(path: Path) -> int:
+def lock_folder(path: Path) -> int:
     """Lock a folder; return the descriptor that holds the lock, -1 where its file system has none.
 
     Raises:

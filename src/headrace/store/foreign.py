@@ -36,6 +36,7 @@ from headrace.errors import (
 )
 from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout
+from headrace.format.lock_file import LockHeldError, lock_folder
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES
 from headrace.format.side_file import FORMAT_VERSION, naming, sync_folder, write_side_file
@@ -292,14 +293,18 @@ def copy_foreign(
     in the copy.
 
     Raises:
-        ForeignStoreError: ``target`` has something in it.
+        ForeignStoreError: ``target`` has something in it, or another process works in it.
         StoreFullError, StoreError, OSError: it cannot be written.
     """
-    _require_new(target, source.root)
+    _require_apart(target, source.root)
     made = [folder for folder in (target, *target.parents) if not folder.exists()]
     staging = target / STAGING
+    lock, is_ours = -1, False
     try:
         _make_target(target)
+        lock = _lock(target)
+        _require_empty(target)
+        is_ours = True
         total = source.allocated_bytes
         needed = total + 2 * source.segment_bytes  # the segment in use is allocated whole, and the next one made ahead
         free = shutil.disk_usage(target).free
@@ -312,12 +317,26 @@ def copy_foreign(
         _copy_config(source, StoreDirectory(staging), config)
         yield StagedCopy(staging, damaged, _queue_facts(source, StoreDirectory(staging)))
     except BaseException as error:
-        shutil.rmtree(staging, ignore_errors=True)
+        if is_ours:
+            shutil.rmtree(staging, ignore_errors=True)
         for folder in made:
             with suppress(OSError):  # it could not be made, or somebody else has put something into it
                 folder.rmdir()
         _name_what_stays(error, source, target)
         raise
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def _lock(target: Path) -> int:
+    """Lock a folder while a store is made in it; return the descriptor, -1 where its file system has no such locks."""
+    try:
+        return lock_folder(target)
+    except LockHeldError:
+        raise ForeignStoreError(
+            f"another process works in {target}, an import or a broker: wait for its end; nothing was changed"
+        ) from None
 
 
 def _make_target(target: Path) -> None:
@@ -339,12 +358,15 @@ def _name_what_stays(error: BaseException, source: ForeignStore, target: Path) -
         error.filename = str(error.filename).replace(str(staging), str(target))
 
 
-def _require_new(target: Path, source: Path) -> None:
+def _require_apart(target: Path, source: Path) -> None:
     new, old = target.resolve(), source.resolve()
     if new == old or new in old.parents or old in new.parents:
         how = "lies in" if old in new.parents else "holds"
         raise ForeignStoreError(f"--data-dir {target} {how} the store that is imported: choose a new directory")
-    names = sorted(path.name for path in target.iterdir() if path.name != "lost+found") if target.is_dir() else []
+
+
+def _require_empty(target: Path) -> None:
+    names = sorted(path.name for path in target.iterdir() if path.name != "lost+found")
     if STAGING in names:
         raise ForeignStoreError(
             f"{target} holds {STAGING!r}: an import into it was killed; remove all that it holds, then import again"
@@ -500,7 +522,7 @@ def move_up(staging: Path) -> None:
 
 
 def _move_down(target: Path, staging: Path) -> None:
-    """Take back what moved up, the identity first; ``_require_new`` says that nothing else is there."""
+    """Take back what moved up, the identity first; ``_require_empty`` says that nothing else is there."""
     names = sorted((path.name for path in target.iterdir()), key=lambda name: name != SIDE)
     for name in names:
         if name not in (STAGING, "lost+found"):

@@ -796,6 +796,18 @@ def test_target_must_be_empty(source: Path, tmp_path: Path) -> None:
     assert not (source / "new").exists()
 
 
+def test_an_import_at_work_is_no_killed_one(source: Path, tmp_path: Path) -> None:
+    """Who started a second one was told to remove what the first was writing; one begun at the same time did so."""
+    target, found = tmp_path / "new", look_at_foreign(source)
+    with copy_foreign(found, target, 0, lambda done, total: None, {}) as copy:
+        before = sorted(copy.folder.rglob("*"))
+        with pytest.raises(
+            ForeignStoreError, match=r"another process works in .*/new, an import or a broker: wait for"
+        ):
+            copy_whole(found, target)
+        assert sorted(copy.folder.rglob("*")) == before
+
+
 @pytest.mark.parametrize("parents", ["", "a/b/c"])
 def test_copy_that_fails_leaves_nothing(source: Path, tmp_path: Path, parents: str) -> None:
     """The folders that it had made stayed, empty."""
