@@ -1,6 +1,8 @@
 """The program `headrace`: exit codes, one clear line for each error, and `headrace config`."""
 
+import contextlib
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -236,10 +238,27 @@ def test_output_that_nobody_reads_is_no_traceback() -> None:
     assert (done.stdout, done.stderr) == ("#", "")
 
 
+SAMPLE = [sys.executable, "-m", "headrace", "config", "sample"]
+
+
 def test_toml_on_a_narrow_terminal_is_toml() -> None:
     """A comment that was wrapped there had a second line without its mark, and what was copied was refused."""
-    run_in = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "40"}
-    command = [sys.executable, "-m", "headrace", "config", "sample"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=run_in)
-    assert "\x1b[" in done.stdout
-    assert re.sub("\x1b\\[[0-9;]*m", "", done.stdout) == sample_toml()
+    run_in = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "40"}
+    terminal, side = pty.openpty()
+    printed = b""
+    with subprocess.Popen(SAMPLE, stdout=side, env=run_in):
+        os.close(side)
+        with contextlib.suppress(OSError):  # how Linux says that nobody has the other side
+            while part := os.read(terminal, 1 << 16):
+                printed += part
+    os.close(terminal)
+    text = printed.decode().replace("\r\n", "\n")
+    assert "\x1b[" in text
+    assert re.sub("\x1b\\[[0-9;]*m", "", text) == sample_toml()
+
+
+def test_toml_in_a_file_has_no_colours() -> None:
+    """Where FORCE_COLOR is set, as in CI, `headrace config sample > headrace.toml` made a file that was refused."""
+    run_in = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}
+    done = subprocess.run(SAMPLE, capture_output=True, text=True, check=True, timeout=30, env=run_in)
+    assert done.stdout == sample_toml()

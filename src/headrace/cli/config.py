@@ -1,5 +1,6 @@
 """``headrace config``: show, sample and import settings."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -48,10 +49,9 @@ def import_settings(file: Path) -> None:
 
 def print_toml(text: str) -> None:
     """Print TOML, with colours on a terminal; elsewhere it is UTF-8 also where the locale is not."""
-    console = Console()
-    if console.is_terminal:
+    if sys.stdout.isatty():  # Rich would also take a file for one where FORCE_COLOR is set, as in CI
         # Lines are left to the terminal: one that is wrapped here is no comment any more when it is copied.
-        console.print(Syntax(text, "toml", theme="ansi_dark").highlight(text), soft_wrap=True, end="")
+        Console().print(Syntax(text, "toml", theme="ansi_dark").highlight(text), soft_wrap=True, end="")
     else:
         # What is no text in the name of a folder has no spelling in TOML: the line shows it, and is refused when read.
         click.echo(text.encode("utf-8", "backslashreplace"), nl=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -276,15 +277,14 @@ def read_conf(pairs: Any) -> dict[str, str]:
 @contextmanager
 def show_progress(name: str) -> Iterator[Callable[[Any], Watcher]]:
     """Show a bar on standard error when that is a terminal; yield what makes a watcher that feeds it."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():  # not Rich's own idea of a terminal, as for ``byte_bars``
         yield lambda spark: Watcher(None, lambda progress: None)
         return
     columns = (
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tasks"),
         TimeElapsedColumn(),
     )  # fmt: skip
-    with Bars(*columns, console=console, transient=True) as bars:
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(name, total=None)
 
         def update(progress: Progress) -> None:

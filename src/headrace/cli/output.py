@@ -73,12 +73,11 @@ def widest_column(widths: Sequence[int], space: int) -> int:
 @contextmanager
 def byte_bars() -> Iterator[ShowBytes]:
     """Show a bar for each thing that is done, on standard error when that is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():  # Rich would take a log for a terminal where FORCE_COLOR is set, as in CI
         yield lambda what, done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int) -> None:
