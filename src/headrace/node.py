@@ -83,6 +83,7 @@ class Node:
         self._files = OpenFilesWatch(self.clock)
         self._loop: asyncio.AbstractEventLoop
         self._tick_handle: asyncio.TimerHandle | None = None
+        self._flush_handle: asyncio.TimerHandle | None = None
         self._ticks = 0
         self._dispatching = False
         self._stop_wanted = asyncio.Event()
@@ -239,6 +240,7 @@ class Node:
             await self._start_http("admin", (app, app.counters, self.http_limits()))
         self._lag.start(loop)
         self._tick()
+        self._flush_in_time()
         self._work_came()
         self._status.phase = Phase.READY
 
@@ -327,6 +329,12 @@ class Node:
         if self._ticks % _TICKS_PER_FILES_LOOK == 0:
             self._run_tick(self._files.look)
 
+    def _flush_in_time(self) -> None:
+        """Have flushed, now and then, what nobody waits for: with a timer of its own, as ticks are far apart."""
+        interval_s = self.settings.store.flush_interval_ms / 1000
+        self._flush_handle = self._loop.call_later(interval_s, self._flush_in_time)
+        self._run_tick(self.store.request_flush)
+
     def _look_at_load(self) -> None:
         servers = (self.nsq, self.remoting.server)
         load = self._load.look(sum(server.busy_poll.seconds for server in servers if server is not None))
@@ -380,6 +388,8 @@ class Node:
         if self._tick_handle is not None:
             self._tick_handle.cancel()
             self._tick_handle = None
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
         self._loop.remove_reader(self.store.commits.flusher.done_read)
         # The loop has made the pipe non-blocking; the last flushes are waited for.
         os.set_blocking(self.store.commits.flusher.done_read, True)

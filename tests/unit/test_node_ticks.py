@@ -81,6 +81,20 @@ def test_a_signal_in_a_tick_is_not_swallowed(tmp_path: Path) -> None:
         node._tick()
 
 
+def test_level_async_is_flushed_every_flush_interval(tmp_path: Path) -> None:
+    """A-STORE-44: not with the store's ticks, 100 ms apart, which a shorter interval would wait for."""
+    node, loop = _node(tmp_path, "", [])
+    node.settings = Settings(store=StoreSettings(data_dir=tmp_path / "store", flush_interval_ms=10))
+    requests: list[int] = []
+    store: Any = node.store
+    store.request_flush = lambda: requests.append(1)
+    node._flush_in_time()
+    for _ in range(2):
+        assert [seconds for seconds, _ in loop.timers] == [0.01]
+        loop.fire()
+    assert len(requests) == 3
+
+
 def test_the_nsq_server_is_told_of_the_load(tmp_path: Path) -> None:
     """Each tick, of the time since the last one, without what the servers polled."""
     node, loop = _node(tmp_path, "", [])

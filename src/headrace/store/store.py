@@ -440,7 +440,7 @@ class Store:
     # -- housekeeping -----------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do what is due: the flush of level async, writing views behind the log, checkpoints. Call every ~100 ms."""
+        """Do what is due: writing views behind the log, checkpoints. Call every ~100 ms."""
         if self._closed:
             return
         now = self.clock.monotonic_ms()
@@ -453,8 +453,6 @@ class Store:
             self.look_at_place()
             if self.is_replaced:
                 return
-        if now - self.commits.begun_ms >= self.settings.flush_interval_ms:
-            self.request_flush()
         self._sync_mark(now)
         self.checkpoints.tick()
         self.index.tick()

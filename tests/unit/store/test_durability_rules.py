@@ -296,26 +296,6 @@ def test_a_torn_note_leaves_the_one_before() -> None:
     assert decode_mark(b"\xff" * 48) == (0, 0, True)
 
 
-def test_level_async_flushes_every_flush_interval(make_bench: MakeBench) -> None:
-    """A-STORE-44: level async flushes every 500 ms."""
-    bench = make_bench(durability="async")
-    flusher = by_hand(bench)
-    bench.clock.advance_ms(1000)
-    bench.store.tick()
-    bench.append("t", b"one", flush=False)
-    bench.store.tick()
-    assert len(flusher.requests) <= 1
-    finish_all(bench, flusher)
-    bench.append("t", b"two", flush=False)
-    bench.clock.advance_ms(499)
-    bench.store.tick()
-    count = len(flusher.requests)
-    bench.clock.advance_ms(1)
-    bench.store.tick()
-    assert len(flusher.requests) == count + 1
-    finish_all(bench, flusher)
-
-
 def test_only_the_commit_log_is_preallocated(bench: StoreBench) -> None:
     """A full disk is an error code, never SIGBUS; views are sparse."""
     bench.append("t", b"one")
