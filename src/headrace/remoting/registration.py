@@ -233,6 +233,7 @@ class Registrar:
                 if link.unanswered >= UNANSWERED_TO_HANG_UP:
                     link.unanswered = 0
                     self._client.hang_up(link.address, "registrations were not answered")
+                    continue  # where the registry took one late, this broker has gone with the connection
                 longest_s = ABSENT_PAUSE_S if isinstance(error, NotConnectedError) else LONGEST_PAUSE_S
                 pause_s = min(pause_s, longest_s)
                 await asyncio.sleep(pause_s)
