@@ -40,7 +40,7 @@ cdef enum:
     SMALL_AHEAD_BYTES = 4096            # and of one of small records: in the next page
     SMALL_RECORD_BYTES = 512
     LINE_BYTES = 64
-    ERASE_BYTES = 64 << 10              # zeroed at a time where a refused batch stood
+    ERASE_BYTES = 4 << 10               # zeroed at a time where a refused batch stood: within a page, so whole or not
     PIECE_BYTES = 1 << 20               # encoded and written at a time: writing 2 MiB at once can cost ten times as much
     HOT_BYTES = 64 << 20                # what this process appended last is taken to be in memory
 
@@ -262,14 +262,18 @@ cdef class CommitLog(LogBase):
             FlushError: it is there still; what is appended now would lie in front of it.
         """
         cdef Segment segment
-        cdef int64_t position, end
-        for segment in segments:
+        cdef int64_t position, piece, at, end
+        # From its end: should the rest stay, a start cuts it off as a torn tail, and finds no hole in front of records.
+        for segment in reversed(segments):
             position = max(from_offset - segment.first_offset, 0)
             end = min(to_offset - segment.first_offset, self.segment_bytes)
             try:
                 while position < end:
                     # In pieces: there may be no memory for the whole, and the batch be refused for that.
-                    position += os.pwrite(segment.fd, bytes(min(end - position, ERASE_BYTES)), position)
+                    piece = at = max(position, (end - 1) // ERASE_BYTES * ERASE_BYTES)
+                    while at < end:
+                        at += os.pwrite(segment.fd, bytes(end - at), at)
+                    end = piece
             except OSError as error:
                 raise FlushError(segment.path, error.errno, "taking back a refused batch from") from error
 

@@ -210,6 +210,42 @@ def test_a_refused_batch_that_cannot_be_taken_back_ends_the_writes(
     assert bench.messages("t").items() >= expected.items()
 
 
+def test_a_refused_batch_that_is_taken_back_in_part_leaves_no_hole(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of it is cut off as a torn tail: in front of its last records zeros would be damage for good."""
+    bench = make_bench(segment_bytes=4 << 20)
+    bodies = [b"%02d" % number + b"x" * 99_990 for number in range(30)]
+    bench.append("t", *bodies)
+    write, pages = os.pwrite, 0
+
+    def fail_later(fd: int, data: bytes, at: int) -> int:
+        """As the system does: page by page, up to the first that is refused."""
+        nonlocal pages
+        done = 0
+        while done < len(data) and pages < 50:
+            done += write(fd, data[done : done + 4096 - (at + done) % 4096], at + done)
+            pages += 1
+        if not done:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return done
+
+    def refuse(first_offset: int) -> None:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.log, "provide_segment", refuse)
+        patch.setattr("os.pwrite", fail_later)
+        with pytest.raises(FlushError, match=r"taking back a refused batch from .*: Input/output error"):
+            bench.append("t", *bodies, command=True)
+    assert pages == 50
+    bench.crash()
+    assert bench.check().damage == []
+    bench.open()
+    assert bench.store.holes == []
+    assert bench.messages("t") == dict(enumerate(bodies))
+
+
 def test_offsets_that_only_the_views_know_are_not_issued_again(bench: StoreBench) -> None:
     """Offsets are never issued twice: a power cut took records whose queue entries reached the disk."""
     first = bench.append("t", b"durable")
