@@ -248,7 +248,7 @@ class Rebuild:
     def make_index(self) -> None:
         """Make the index files of the keys that were noted, one in each task."""
         from headrace.spark.jobs.answers import ask_tasks  # noqa: PLC0415  # needs pyarrow
-        from headrace.spark.jobs.rebuild_views import IndexTask, make_index_file, naming  # noqa: PLC0415
+        from headrace.spark.jobs.rebuild_views import IndexTask, make_index_file, writing  # noqa: PLC0415
 
         phase("indexing")
         folder = self._new.index.absolute()
@@ -267,7 +267,7 @@ class Rebuild:
             "slot_count": slots, "capacity": capacity, "physical_offset": self._extent.end, "keys_ahead": 0,
             "files": self._notes,
         }  # fmt: skip
-        with naming(self._new_note):
+        with writing(self._new_note):
             write_side_file(self._new_note, "index", FORMAT_VERSION, note)
 
     # -- the end ----------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ class QueueWriter:
             HeadraceError: a file cannot be written.
         """
         folder = queue_folder(self._folder, topic, queue_id)
-        with naming(folder):
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         raw = memoryview(entries.tobytes())
         at = first * ENTRY.itemsize
@@ -99,7 +99,7 @@ class QueueWriter:
             start = at // self._file_bytes * self._file_bytes
             size = min(len(raw), start + self._file_bytes - at)
             path = folder / segment_name(start)
-            with naming(path):
+            with writing(path):
                 self._write_part(path, raw[:size], at - start)
             raw = raw[size:]
             at += size
@@ -117,8 +117,8 @@ class QueueWriter:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Say which file cannot be written: the error of a full disk does not.
+def writing(path: Path) -> Iterator[None]:
+    """Say which file of the result cannot be written.
 
     Raises:
         HeadraceError: instead of ``OSError``.
@@ -199,7 +199,7 @@ class _Range:
         if count:
             name = f"keys-{self._task.split.start:020d}"
             beside = Path(self._task.keys, f"{name}.{os.getpid()}")
-            with naming(beside), beside.open("wb") as file:
+            with writing(beside), beside.open("wb") as file:
                 for keys in self._keys:
                     file.write(keys.tobytes())
             path = str(Path(self._task.keys, name))
@@ -236,7 +236,7 @@ def make_index_file(task: IndexTask) -> Iterator[pa.RecordBatch]:
         "begin_ms": begin_ms, "end_ms": int(keys["store_ms"][-1]), "begin_offset": int(keys["offset"][0]),
         "end_offset": int(keys["offset"][-1]),
     }  # fmt: skip
-    with naming(Path(task.path)):
+    with writing(Path(task.path)):
         _write_index(task, note, slots, entries)
     yield answer(task, note)
 
