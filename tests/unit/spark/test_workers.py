@@ -54,8 +54,14 @@ def test_other_programs_print_all(monkeypatch):
     assert program.traceback is traceback
 
 
-@pytest.mark.parametrize("module", ["source", "partitions", "tasks", "writing.sink"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "source", "partitions", "tasks", "writing.sink",
+        *(f"jobs.{name}" for name in ("alerts_looking", "broker_counts", "publishing", "stats_merge", "stats_tables")),
+    ],
+)  # fmt: skip
 def test_what_spark_loads_into_workers_quiets_them(module):
-    """What plans a query runs in a worker too, and loads the source alone."""
+    """What plans a query runs in a worker too, and loads the source alone; what a job gives Spark brings its module."""
     code = f"import sys, headrace.spark.{module}; sys.exit('headrace.spark.workers' not in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

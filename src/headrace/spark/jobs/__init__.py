@@ -40,6 +40,7 @@ changes nothing; heavy work is done inside the task (``headrace.spark.tasks.run_
 the JVM. ``JobConfig.secret_key()`` reads the secret; it never goes into a summary.
 """
 
+import headrace.spark.workers  # noqa: F401  # what a job gives Spark runs in workers: they end as quietly
 from headrace.spark.jobs.config import JobConfig, option, show_time
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import Summary, Table
