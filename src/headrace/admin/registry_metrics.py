@@ -44,6 +44,7 @@ def registry_families(registry: RegistryServer) -> Iterator[Metric]:
         yield from (denied, unsigned)
     for name, text, value in (
         ("registrations", "Registrations taken.", stats.registrations),
+        ("late_words", "Registrations and goodbyes over a replaced connection, not taken.", stats.late_words),
         ("held_routes", "Requests for routes held after the start, for brokers to come.", stats.routes_held),
         ("unready_routes", "Requests for routes refused after the start instead.", stats.routes_refused),
         ("kv_write_errors", "Failed writes of the key-value configuration.", stats.kv_write_errors),

@@ -46,6 +46,7 @@ def test_registry_families() -> None:
         "headrace_registry_brokers 1.0",
         "headrace_registry_topics 1.0",
         "headrace_registry_registrations_total 1.0",
+        "headrace_registry_late_words_total 0.0",
         'headrace_registry_requests_total{request="GET_ROUTEINFO_BY_TOPIC"} 1.0',
         'headrace_registry_dropped_brokers_total{cause="silence"} 0.0',
         'headrace_registry_unsigned_requests_total{user="near"} 2.0',

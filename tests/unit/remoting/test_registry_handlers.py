@@ -1,6 +1,7 @@
 """What each request code does at a registry."""
 
 import json
+import logging
 import zlib
 from typing import Any
 
@@ -168,8 +169,9 @@ def test_unregistered_broker_is_not_routed_to(broker: Link, client: Link) -> Non
     assert broker.call(104, broker_ext()).code == 0
 
 
-def test_what_was_sent_over_an_older_connection_counts_no_more(bench: Bench) -> None:
+def test_what_was_sent_over_an_older_connection_counts_no_more(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """Behind an outage a system still delivers what was sent over a connection that was given up, and its end."""
+    caplog.set_level(logging.INFO)
     old, new = bench.link(), bench.link()
     old.register()
     new.register(counter=2, topics={"T": topic(), "U": topic()}, headraceComplete="true")
@@ -177,6 +179,8 @@ def test_what_was_sent_over_an_older_connection_counts_no_more(bench: Bench) -> 
         assert old.register(headraceComplete="true").code == 0
         assert old.call(104, broker_ext()).code == 0
         assert sorted(bench.server.routes.topics) == ["T", "U"]
+    assert bench.server.stats().late_words == 4
+    assert caplog.text.count("held back by the network") == 1  # a minute
     old.connection.eof_received()
     assert bench.server.routes.live[A].version.counter == 2
     new.connection.eof_received()

@@ -151,13 +151,16 @@ def unregister_broker(connection: RegistryConnection, command: Command) -> Reply
 
 
 def _is_overtaken(connection: RegistryConnection, live: LiveBroker | None, name: str, broker_id: int) -> bool:
-    """Whether a broker has come by a newer connection: what it sent before, an outage of the network has held back.
+    """Whether a broker has come by a newer connection, which is noted: an outage has held back what it sent before.
 
     To take it would hang the broker on the old connection, whose end comes right behind it.
     """
     if live is None or (live.name, live.broker_id) != (name, broker_id):
         return False
-    return isinstance(live.owner, type(connection)) and live.owner.id > connection.id
+    if not isinstance(live.owner, type(connection)) or live.owner.id <= connection.id:
+        return False
+    connection.server.note_late_words(connection, live)
+    return True
 
 
 def query_data_version(connection: RegistryConnection, command: Command) -> Reply:

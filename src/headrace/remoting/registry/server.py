@@ -23,10 +23,11 @@ from headrace.broker.config_file import ConfigFile, FileWriter, Saved
 from headrace.errors import SideFileError, StoreError, StoreLockedError
 from headrace.format import fastjson
 from headrace.format.lock_file import LockHeldError, release_lock, take_lock
+from headrace.log_pace import LogPace
 from headrace.net.listener import connection_limit
 from headrace.registry.awaited import AWAITED_FILE, AwaitedBrokers, find_awaited_fault
 from headrace.registry.kv_config import KV_FILE, KV_FOLDER, KvConfig, find_kv_fault
-from headrace.registry.routes import RouteTable
+from headrace.registry.routes import LiveBroker, RouteTable
 from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.guard import REGISTRY_NEEDS, Guard
@@ -56,13 +57,14 @@ MAX_NAMED: Final = 20
 class RegistryCounters(RequestCounters):
     """Counters of one registry since its start."""
 
-    __slots__ = ("brokers_expired", "brokers_lost", "registrations", "routes_held", "routes_refused")
+    __slots__ = ("brokers_expired", "brokers_lost", "late_words", "registrations", "routes_held", "routes_refused")
 
     def __init__(self) -> None:
         super().__init__()
         self.registrations = 0
         self.brokers_lost = 0
         self.brokers_expired = 0
+        self.late_words = 0
         self.routes_held = 0
         self.routes_refused = 0
 
@@ -90,6 +92,8 @@ class RegistryStats:
     """Brokers dropped because their connection ended."""
     brokers_expired: int
     """Brokers dropped because they were silent for ``registry.expiry_ms``."""
+    late_words: int
+    """Registrations and goodbyes over a connection that their broker has replaced: not taken."""
     routes_held: int
     """Requests for routes that waited for brokers, after the start."""
     routes_refused: int
@@ -143,6 +147,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
         self.counters = RegistryCounters()
         self.routes = RouteTable(max_brokers=settings.max_brokers, max_topics=settings.max_topics)
         self.rivals = Rivals(clock, settings.expiry_ms)
+        self._late_pace = LogPace(clock)
         self.awaited = AwaitedBrokers(settings.start_wait_ms)
         self.kv_path = data_dir / KV_FOLDER / KV_FILE if data_dir is not None else None
         self.kv = self._load_kv()
@@ -316,6 +321,19 @@ class RegistryServer(RequestServer[RegistryConnection]):
                 connection.cause,
             )
 
+    def note_late_words(self, connection: RegistryConnection, broker: LiveBroker) -> None:
+        """Note what a broker said over a connection that it has replaced since: it is not taken."""
+        self.counters.late_words += 1
+        if self._late_pace.is_due(broker.address):
+            logger.info(
+                "registration or goodbye not taken, the broker has come by a newer connection: it was held back by the "
+                "network broker=%s id=%d address=%s client=%s",
+                broker.name,
+                broker.broker_id,
+                broker.address,
+                connection.remote_address,
+            )
+
     def scan(self) -> None:
         """Drop brokers that have been silent for too long, and close their connections."""
         for broker in self.routes.expire(self.clock.monotonic_ms() - self.settings.expiry_ms):
@@ -385,6 +403,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
             registrations=counters.registrations,
             brokers_lost=counters.brokers_lost,
             brokers_expired=counters.brokers_expired,
+            late_words=counters.late_words,
             routes_held=counters.routes_held,
             routes_refused=counters.routes_refused,
             kv_write_errors=self._writer.errors if self._writer is not None else 0,
