@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
 from headrace.format.layout import IDENTITY_BACKUP, REGISTRY, SIDE, StoreLayout
@@ -60,6 +61,12 @@ def _is_text(name: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
+def _sync_above(folder: Path) -> None:
+    """Have a folder found again in the one above it; where that is not to be looked at nobody but root can do so."""
+    if os.access(folder.parent, os.R_OK):
+        sync_folder(folder.parent)
+
+
 class StoreDirectory(StoreLayout):
     """One store's folder."""
 
@@ -71,11 +78,11 @@ class StoreDirectory(StoreLayout):
             SideFileError: it is one without its identity.
             StoreError: it cannot be made or read.
         """
-        made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         try:
+            made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
             self.root.mkdir(parents=True, exist_ok=True)
             for folder in made:
-                sync_folder(folder.parent)
+                _sync_above(folder)
         except FileExistsError as error:  # a file, or a link that leads nowhere
             raise StoreError(f"{self.root} is no directory; choose another with --data-dir") from error
         except OSError as error:
@@ -169,9 +176,7 @@ class StoreDirectory(StoreLayout):
             folder.mkdir(exist_ok=True)
         # Each file is synced with the folder it is in; these folders themselves must be found again too.
         sync_folder(self.root)
-        above = self.root.resolve().parent
-        if os.access(above, os.R_OK):  # else a service manager has made the root, where others are not to look
-            sync_folder(above)
+        _sync_above(self.root.resolve())
         identity = Identity(
             store_id=uuid.uuid4().hex,
             format_version=FORMAT_VERSION,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import StoreError
 from headrace.format.side_file import sync_folder
 from headrace.store.directory import StoreDirectory
 
@@ -27,11 +28,14 @@ def test_every_folder_that_is_made_for_a_store_is_found_again(tmp_path: Path, mo
     assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b", directory.root} <= set(synced)
 
 
-def test_a_store_may_lie_where_its_broker_may_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_store_may_lie_where_its_broker_may_not_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
     """As in /var/lib/private, where systemd puts the folder of a service with a user of its own."""
     above = tmp_path / "private"
     directory = StoreDirectory(above / "store")
-    directory.root.mkdir(parents=True)
+    (above if is_new else directory.root).mkdir(parents=True)
     above.chmod(0o311)
 
     def refuse(folder: str | Path) -> None:
@@ -45,3 +49,12 @@ def test_a_store_may_lie_where_its_broker_may_not_look(tmp_path: Path, monkeypat
     directory.create_identity(1 << 20, 300_000, 1)
     above.chmod(0o700)
     assert directory.identity.exists()
+
+
+def test_a_folder_that_cannot_be_looked_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(StoreError, match=r"cannot use .* as data directory: Permission denied; choose another"):
+        StoreDirectory(tmp_path / "hidden" / "store").require_ours()
