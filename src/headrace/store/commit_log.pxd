@@ -24,6 +24,8 @@ cdef class CommitLog(LogBase):
     cdef list waiting_queues                # those with entries that become visible with the next flush
     cdef public int64_t zeroing_from        # a thread may write zeros from here on: nothing is written there meanwhile
     cdef public object before_zeroed        # (): returns when no thread does; called before a write that reaches there
+    cdef public bint fills_folios           # whether a write goes on with zeros to the end of a large folio
+    cdef public int64_t filled_offset       # up to here the page cache was filled, with records and zeros
     cdef readonly int64_t appended_records
     cdef readonly int64_t appended_bytes
     cdef int64_t reached_offset             # how far the batch that is being written may have come
@@ -34,6 +36,7 @@ cdef class CommitLog(LogBase):
     cdef int64_t warm_from, warm_end        # where the last record was found in memory: not asked again
     cdef int _reserve_staging(self, Py_ssize_t size) except -1
     cdef int _write(self, Segment segment, int64_t position, Py_ssize_t size) except -1
+    cdef Py_ssize_t _zeros_behind(self, Segment segment, int64_t position) noexcept
     cdef int _roll(self) except -1
     cdef int64_t _measure(self, PublishBatch batch, int64_t now_ms) except -1
     cdef int _encode(self, PublishBatch batch, int64_t now_ms) except -1

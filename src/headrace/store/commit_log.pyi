@@ -28,6 +28,8 @@ class CommitLog:
     on_unreadable: Callable[[OSError], None]
     zeroing_from: int
     before_zeroed: Callable[[], None]
+    fills_folios: bool
+    filled_offset: int
     dirty_queues: list[Any]
     appended_records: int
     appended_bytes: int

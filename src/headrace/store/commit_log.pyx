@@ -1,7 +1,7 @@
 """The commit log: append batches of records, view records.
 
 Appending encodes a batch into a staging buffer and hands it to the kernel with one pwrite per MiB and segment touched
-(docs/adr/0006-write-path.md); views borrow from read-only mappings of the same pages. Durability is not decided here:
+(docs/adr/0006-write-path.md), which goes on with zeros where the page cache behind is made of large folios then; views borrow from read-only mappings of the same pages. Durability is not decided here:
 the store's flusher calls fdatasync and then ``mark_durable``.
 
 A record never spans two segments: it goes into the active one only if 8 bytes stay free behind it, otherwise a blank
@@ -14,7 +14,6 @@ import os
 from libc.errno cimport errno as c_errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
-from posix.unistd cimport pwrite
 
 from headrace.batch cimport PublishBatch, PublishEntry, RecordBatch, RecordView
 from headrace.errors import FlushError, MessageTooLargeError, StoreFullError, UnreadableError
@@ -42,6 +41,7 @@ cdef enum:
     LINE_BYTES = 64
     ERASE_BYTES = 4 << 10               # zeroed at a time where a refused batch stood: within a page, so whole or not
     PIECE_BYTES = 1 << 20               # encoded and written at a time: writing 2 MiB at once can cost ten times as much
+    FOLIO_BYTES = 128 << 10             # of page cache that is made at once; from 256 KiB on each small write costs more
     HOT_BYTES = 64 << 20                # what this process appended last is taken to be in memory
 
 
@@ -291,11 +291,13 @@ cdef class CommitLog(LogBase):
 
     cdef int _write(self, Segment segment, int64_t position, Py_ssize_t size) except -1:
         cdef Py_ssize_t done = 0
-        cdef Py_ssize_t wrote
+        cdef Py_ssize_t wrote, piece, zeros
         if segment.first_offset + position + size > self.zeroing_from:
             self.before_zeroed()        # else zeros could replace what is written here
+        zeros = self._zeros_behind(segment, position + size)
         while done < size:
-            wrote = pwrite(segment.fd, self.staging + done, min(size - done, PIECE_BYTES), position + done)
+            piece = min(size - done, PIECE_BYTES)
+            wrote = segment.write(self.staging + done, piece, position + done, zeros if done + piece == size else 0)
             if wrote < 0:
                 if c_errno == errno.EINTR:
                     continue
@@ -305,8 +307,17 @@ cdef class CommitLog(LogBase):
                 self.reached_offset = segment.first_offset + position + size
                 raise OSError(c_errno, os.strerror(c_errno), segment.path)
             done += wrote
-            self.reached_offset = segment.first_offset + position + done
+            self.reached_offset = segment.first_offset + position + min(done, size)
+        self.filled_offset = max(self.filled_offset, segment.first_offset + position + done)
         return 0
+
+    cdef Py_ssize_t _zeros_behind(self, Segment segment, int64_t position) noexcept:
+        """Return how many zeros to write behind what ends at a position: up to where the kernel is to begin a folio."""
+        cdef int64_t end
+        if not self.fills_folios or segment.first_offset + position <= self.filled_offset:
+            return 0
+        end = min((position + FOLIO_BYTES - 1) & ~<int64_t>(FOLIO_BYTES - 1), segment.size_bytes)
+        return max(min(end, self.zeroing_from - segment.first_offset) - position, 0)
 
     cdef int _roll(self) except -1:
         """Make the next segment the active one."""

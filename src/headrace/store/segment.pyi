@@ -108,6 +108,12 @@ def is_overwritten_in_place(path: str) -> bool:
     True of ext4 only, where it was measured; copy-on-write file systems take new blocks each time.
     """
 
+def is_cached_in_large_folios(path: str) -> bool:
+    """Return whether large writes to the file system of ``path`` are known to be cached in folios of many pages.
+
+    Of ext4 since Linux 6.16 and XFS since 5.18, where it was measured what that saves.
+    """
+
 def is_syncfs_told_of_errors(path: str) -> bool:
     """Return whether ``sync_file_system`` is known to tell of failed writes on this kind of file system.
 

@@ -9,12 +9,14 @@ active one. A segment that leaves the set is unmapped when its last view lets go
 
 import errno
 import os
+import re
 import stat
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.errno cimport errno as c_errno
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
+from posix.types cimport off_t
 from posix.unistd cimport pwrite
 
 from headrace.format.record cimport find_record
@@ -38,6 +40,12 @@ cdef extern from *:
     """
     const char headrace_zeros[1 << 20]
 
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void* iov_base
+        size_t iov_len
+    Py_ssize_t pwritev(int fd, const iovec* pieces, int count, off_t position)
+
 cdef extern from "<fcntl.h>" nogil:
     int fallocate(int fd, int mode, int64_t offset, int64_t size)
     int FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
@@ -59,6 +67,7 @@ cdef enum:
     TMPFS_MAGIC = 0x01021994
 
 cdef long BTRFS_MAGIC = 0x9123683E
+cdef tuple _LINUX = tuple([int(number) for number in re.findall(r"\d+", os.uname().release)[:2]])
 cdef int64_t PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")    # 4 KiB on x86-64, up to 64 KiB on arm64
 
 
@@ -109,6 +118,16 @@ cdef class Segment:
         finally:
             free(residency)
         return resident
+
+    cdef Py_ssize_t write(self, const uint8_t* data, Py_ssize_t size, int64_t position, Py_ssize_t zeros) noexcept nogil:
+        cdef iovec[2] pieces
+        if zeros == 0:
+            return pwrite(self.fd, data, size, position)
+        pieces[0].iov_base = <void*>data
+        pieces[0].iov_len = size
+        pieces[1].iov_base = <void*>headrace_zeros
+        pieces[1].iov_len = zeros
+        return pwritev(self.fd, pieces, 2, position)
 
     cpdef int64_t next_data(self, int64_t position) except -1:
         if position >= self.size_bytes:
@@ -337,6 +356,11 @@ def write_zeros(int fd, int64_t position, int64_t size):
 
 def is_overwritten_in_place(str path):
     return _file_system(path) == EXT4_MAGIC
+
+
+def is_cached_in_large_folios(str path):
+    cdef long kind = _file_system(path)
+    return (kind == EXT4_MAGIC and _LINUX >= (6, 16)) or (kind == XFS_MAGIC and _LINUX >= (5, 18))
 
 
 def is_syncfs_told_of_errors(str path):

@@ -1,10 +1,15 @@
-"""Zeros written behind the end of the log, where small flushes are waited for one after the other.
+"""Zeros written behind the end of the log.
 
 A block that was only allocated is "unwritten" until data reaches it: an fdatasync of such blocks also converts them and
 commits the file system's journal, which costs as much again as the data. Blocks that hold zeros are only overwritten.
 So while publishers wait for small flushes, a thread keeps a few MiB behind the end written. It does nothing at level
 ``async``, nor where flushes are large: there the journal is shared by many records, and writing every byte twice costs
 more than it saves (docs/adr/0006-write-path.md has the figures).
+
+There zeros help in another way. The kernel makes page cache as large as the write that needs it, mostly of 4 KiB. If a
+write goes on with zeros to the end of 128 KiB, these become one folio, and it is by the folio that making, flushing and
+mapping them cost: an append of 60 KB takes a third of the time. The log adds such zeros by itself, in the same call
+(``CommitLog.fills_folios``). While small flushes are waited for it does not, for they would have more to write.
 
 A zero written over a record would be data loss. It cannot happen, since both sides are decided on the loop's thread:
 
@@ -28,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.format.lock_file import require_in_place
 from headrace.store.commit_log import NEVER_ZEROING, CommitLog
-from headrace.store.segment import is_overwritten_in_place, write_zeros
+from headrace.store.segment import is_cached_in_large_folios, is_overwritten_in_place, write_zeros
 
 if TYPE_CHECKING:
     from headrace.store.store import StoreCounters
@@ -70,13 +75,16 @@ class ZeroAhead:
         self._flushes = 0  # waited for, since the last stretch began
         self._stopping = False
         self._job: Future[int] | None = None
+        self._can_fill_folios = log.fills_folios = is_cached_in_large_folios(log.directory)
         log.before_zeroed = self.settle
 
     def note_flush(self, flushed_bytes: int, *, is_waited_for: bool) -> None:
         """Begin another stretch if flushes like this one profit; called after each."""
         self._mean_bytes += (flushed_bytes - self._mean_bytes) / _MEAN_OF
         self._flushes += is_waited_for
-        if self._flushes < _FLUSHES_BETWEEN or not self.is_enabled or self._mean_bytes >= _LARGE_FLUSH_BYTES:
+        is_small = self._mean_bytes < _LARGE_FLUSH_BYTES
+        self._log.fills_folios = self._can_fill_folios and not (is_small and is_waited_for)
+        if self._flushes < _FLUSHES_BETWEEN or not self.is_enabled or not is_small:
             return
         if self._job is not None:
             if not self._job.done():
@@ -116,6 +124,7 @@ class ZeroAhead:
         assert job is not None
         try:
             self.zeroed_offset = job.result()
+            self._log.filled_offset = max(self._log.filled_offset, self.zeroed_offset)
         except OSError as error:
             self._counters.zero_errors += 1
             if error.errno not in (errno.EMFILE, errno.ENFILE):

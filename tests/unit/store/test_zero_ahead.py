@@ -18,6 +18,7 @@ from tests.support.stores import MakeBench, StoreBench
 
 MIB = 1 << 20
 STRETCH = 4 * MIB
+FOLIO = 128 << 10
 
 
 @pytest.fixture
@@ -253,3 +254,85 @@ def test_zeros_go_on_when_files_can_be_opened_again(
         publish_until(wide, lambda: wide.store.counters.zero_errors > 1)
     publish_until(wide, lambda: wide.store.counters.zeroed_bytes >= STRETCH)
     assert caplog.text.count("no zeros ahead of the log") == 1
+
+
+def written_end(bench: StoreBench) -> int:
+    """Return where what was ever written of the first segment ends."""
+    segment = bench.store.log.segments[0]
+    return segment.written_ranges(0)[-1][1]
+
+
+@pytest.fixture
+def filled(wide: StoreBench) -> StoreBench:
+    """A store that fills the page cache in large folios, on any file system."""
+    wide.store.log.fills_folios = True
+    return wide
+
+
+def test_a_write_goes_on_with_zeros_to_the_end_of_a_folio(filled: StoreBench) -> None:
+    """Once per 128 KiB; what is written into them later adds nothing."""
+    log = filled.store.log
+    filled.append("t", b"x" * 1000, flush=False)
+    assert log.filled_offset == written_end(filled) == FOLIO
+    assert log.end_offset < 2000
+    filled.append("t", b"x" * 1000, flush=False)
+    assert log.filled_offset == written_end(filled) == FOLIO
+    filled.append("t", b"x" * 2 * FOLIO, flush=False)
+    assert log.filled_offset == written_end(filled) == 3 * FOLIO
+    filled.store.flush()
+    assert list(filled.messages("t").values()) == [b"x" * 1000, b"x" * 1000, b"x" * 2 * FOLIO]
+
+
+def test_zeros_behind_a_write_end_with_the_segment(make_bench: MakeBench) -> None:
+    """One whose size is no multiple of a folio's; the next begins with a folio of its own."""
+    bench = make_bench(segment_bytes=FOLIO + 4096)
+    log = bench.store.log
+    log.fills_folios = True
+    bench.append("t", b"x" * (FOLIO - 1000), flush=False)
+    bench.append("t", b"x" * 2000, flush=False)
+    assert log.filled_offset == FOLIO + 4096
+    bench.append("t", b"y" * 4000, flush=False)
+    assert log.end_offset > FOLIO + 4096
+    assert log.filled_offset == 2 * (FOLIO + 4096) - 4096
+    assert bench.segment(0).stat().st_size == FOLIO + 4096
+    bench.store.flush()
+    assert list(bench.messages("t").values()) == [b"x" * (FOLIO - 1000), b"x" * 2000, b"y" * 4000]
+
+
+def test_zeros_keep_out_of_what_the_thread_writes(filled: StoreBench) -> None:
+    """Only one of both is behind the log's end, so that none can come late over a record."""
+    log = filled.store.log
+    log.zeroing_from = FOLIO - 4096
+    filled.append("t", b"x" * 1000, flush=False)
+    assert log.filled_offset == written_end(filled) == FOLIO - 4096
+    log.zeroing_from = NEVER_ZEROING
+    filled.append("t", b"x" * FOLIO, flush=False)
+    assert log.filled_offset == written_end(filled) == 2 * FOLIO
+
+
+def test_small_flushes_that_are_waited_for_get_no_zeros(filled: StoreBench) -> None:
+    """They would have more to write; large ones, and those that nobody waits for, do get them."""
+    filled.store.zero_ahead._can_fill_folios = True
+    log = filled.store.log
+    publish(filled, b"x" * 1000)
+    assert not log.fills_folios
+    filled.append("t", b"x" * 1000)
+    assert log.fills_folios
+    for _ in range(20):
+        publish(filled, *(b"x" * 60_000 for _ in range(10)))
+    assert log.fills_folios
+
+
+def test_what_the_thread_has_zeroed_is_not_written_again(filled: StoreBench) -> None:
+    publish_until(filled, lambda: filled.store.zero_ahead.zeroed_offset > 0)
+    assert filled.store.log.filled_offset == filled.store.zero_ahead.zeroed_offset
+
+
+def test_a_store_with_zeros_behind_its_end_opens_as_it_was(filled: StoreBench) -> None:
+    """A kill leaves them there; the next start finds the end in front of them."""
+    filled.append("t", b"a" * 1000, flush=False)
+    end_offset = filled.store.log.end_offset
+    assert filled.crash_and_open().log.end_offset == end_offset
+    assert filled.check().exit_code == 0
+    filled.append("t", b"b" * 1000)
+    assert list(filled.messages("t").values()) == [b"a" * 1000, b"b" * 1000]
