@@ -28,11 +28,12 @@ from headrace.format import record
 from headrace.format.epochs import Epochs
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.record import BLANK_MAGIC
-from headrace.format.side_file import FORMAT_VERSION, is_special, naming, read_side_file, replacing, write_side_file
+from headrace.format.side_file import FORMAT_VERSION, naming, read_side_file, replacing, write_side_file
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory, queue_folders
 from headrace.store.recovery import MISSING_FILE, Hole, Scan, scan_log
 from headrace.store.segment import Segment, punch_hole
+from headrace.store.segment_supply import remove_unfinished
 
 if TYPE_CHECKING:
     from headrace.store.store import Store
@@ -76,11 +77,8 @@ class RecoveryReport:
 def remove_unfinished_segment(log: CommitLog, directory: StoreDirectory) -> None:
     """Remove the file that a crash left while it was being allocated: shorter than a segment, never written to."""
     paths = sorted(path for path in directory.commit_log.iterdir() if is_offset_name(path.name))
-    if paths and not is_special(paths[-1]) and paths[-1].stat().st_size < log.segment_bytes:
-        with paths[-1].open("rb") as file:
-            if not any(file.read(4096)):
-                logger.info("removed an unfinished segment path=%s", paths[-1])
-                paths[-1].unlink()
+    if paths:
+        remove_unfinished(paths[-1], log.segment_bytes)
 
 
 def _blank_head(blank_bytes: int) -> bytes:

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import stat
+from contextlib import suppress
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.errno cimport errno as c_errno
@@ -317,7 +318,8 @@ def create_segment_file(str path, int64_t size_bytes):
         os.posix_fallocate(fd, 0, size_bytes)
         os.fsync(fd)
     except BaseException:
-        os.unlink(path)
+        with suppress(OSError):     # whoever makes it next removes it before
+            os.unlink(path)
         raise
     finally:
         os.close(fd)

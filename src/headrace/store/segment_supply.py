@@ -64,6 +64,21 @@ def require_room(
         )
 
 
+def remove_unfinished(path: Path, segment_bytes: int) -> None:
+    """Remove a file that was still being allocated when its process was killed, or that it could not remove.
+
+    It is shorter than a segment, and was never written to.
+    """
+    if path.is_file() and path.stat().st_size < segment_bytes and not any(_beginning(path)):
+        path.unlink()
+        logger.info("removed an unfinished segment path=%s", path)
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4096)
+
+
 class SegmentSupply:
     """The segments that one log will roll into."""
 
@@ -117,6 +132,7 @@ class SegmentSupply:
         path = f"{self._directory.commit_log}/{segment_name(first_offset)}"
         try:
             require_in_place(path)
+            remove_unfinished(Path(path), self._log.segment_bytes)
             if Path(path).exists():  # made ahead: by a process before this one, or for a batch that was refused
                 sync_folder(self._directory.commit_log)
             else:

@@ -398,6 +398,30 @@ def test_a_segment_that_cannot_be_made_says_what_helps(
     assert bench.store.last_write_error == ""
 
 
+def test_a_segment_that_could_neither_be_made_nor_removed_is_made_when_there_is_room(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was left of it refused every write until a restart."""
+
+    def half(fd: int, first: int, size_bytes: int) -> None:
+        os.ftruncate(fd, size_bytes // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(path: str | Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    bench.settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", half)
+        patch.setattr(os, "unlink", refuse)
+        with pytest.raises(StoreFullError, match="make room on its disk"):
+            _append_past_the_segment(bench)
+        with pytest.raises(StoreError, match="Input/output error"):
+            _append_past_the_segment(bench)
+    _append_past_the_segment(bench)
+    bench.restart()
+
+
 def test_a_refusal_of_large_batches_only_is_logged_once_a_minute(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
