@@ -336,6 +336,7 @@ class ChannelJournal:
         descriptor = -1
         try:
             require_in_place(path)
+            self._directory.mkdir(exist_ok=True)  # somebody may have removed it, with all that is in it
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.ftruncate(descriptor, end)
             if end == 0:
@@ -427,6 +428,7 @@ class ChannelJournal:
                 if not self._directory_synced:
                     self._directory_synced = True
                     sync_folder(self._directory)
+                    sync_folder(self._directory.parent)  # it may have been made anew
             except OSError as exc:
                 self._incomplete, self._serves_snapshot = True, False
                 self._is_unsynced = True

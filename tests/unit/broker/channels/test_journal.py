@@ -449,6 +449,21 @@ def test_a_journal_that_somebody_removed_is_noticed_and_made_anew(
     assert loaded.channels == {A: ChannelHistory(b"S1", [b"2"])}
 
 
+def test_a_folder_that_somebody_removed_is_made_anew(directory: Path, journals: list[ChannelJournal]) -> None:
+    """Each try of another journal failed, until the next start: a kill delivered everything again."""
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"1")])
+    shutil.rmtree(directory)
+    with pytest.raises(SideFileError, match="was removed while it is written to"):
+        journal.require_name()
+    journal.compact([(A, b"S1")])
+    journal.write([(A, b"2")])
+    journal.sync()
+    assert journal.is_whole
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"S1", [b"2"])}
+
+
 def test_a_folder_that_cannot_be_listed_keeps_old_journals_and_takes_the_snapshot(
     directory: Path,
     journals: list[ChannelJournal],
