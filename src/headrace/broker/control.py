@@ -19,6 +19,7 @@ from headrace.errors import SideFileError
 from headrace.format import record
 from headrace.format.names import CONTROL_TOPIC
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
+from headrace.log_pace import Trouble
 from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class ControlRecords:
         self._queue.awaits_flush = True
         self._unsaved = 0
         self._next_save_ms = 0
+        self._trouble = Trouble(logger)
         self._load()
 
     def _load(self) -> None:
@@ -120,8 +122,9 @@ class ControlRecords:
         except OSError as error:
             # The log has every change: the next start reads more of it.
             self.errors += 1
-            logger.warning("catalog not saved, tried again later error=%s", error)
+            self._trouble.note("catalog not saved, tried again error=%s", error)
             return
+        self._trouble.end()
         self._unsaved -= changes
 
     def save(self) -> None:
