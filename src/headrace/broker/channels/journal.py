@@ -22,6 +22,7 @@ N and N+1. States are idempotent, so it does no harm that journal N+1 may repeat
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import struct
@@ -206,6 +207,10 @@ def _find_record(content: bytes, position: int) -> int:
     return -1
 
 
+def _as_os_error(error: OSError | MemoryError) -> OSError:
+    return error if isinstance(error, OSError) else OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
 class ChannelJournal:
     """Keeps the states of all durable channels of a store.
 
@@ -385,27 +390,32 @@ class ChannelJournal:
             SideFileError: it was; ``needs_compaction`` is True from now on, and makes another.
         """
         if is_removed(self._journal_path(), self._descriptor):
-            self._incomplete, self._serves_snapshot = True, False
+            self.note_loss()
             raise SideFileError(
                 self._journal_path(), "was removed while it is written to", "a snapshot and another journal replace it"
             )
 
+    def note_loss(self) -> None:
+        """Have a snapshot made soon: changes are missing."""
+        self._incomplete, self._serves_snapshot = True, False
+
     def _append(self, records: Iterable[bytes]) -> int:
-        data = memoryview(b"".join(records))
         at = self._end
         try:
+            data = memoryview(b"".join(records))
             while data:
                 written = os.pwrite(self._descriptor, data[:WRITE_BYTES], at)
                 at += written
                 data = data[written:]
-        except OSError as exc:
-            self._incomplete, self._serves_snapshot = True, False
+        except (OSError, MemoryError) as error:
+            exc = _as_os_error(error)
+            self.note_loss()
             with contextlib.suppress(OSError):  # what is left behind the end is overwritten, or skipped as torn
                 os.ftruncate(self._descriptor, self._end)
             raise SideFileError(
                 self._journal_path(), f"cannot be written: {exc.strerror}",
                 f"{remedy_for(exc)}: until then a crash makes messages finished meanwhile be delivered again",
-            ) from exc  # fmt: skip
+            ) from error  # fmt: skip
         finally:
             self._is_unsynced = True  # only now: a sync that runs meanwhile may have missed what was written
         added, self._end = at - self._end, at
@@ -430,7 +440,7 @@ class ChannelJournal:
                     sync_folder(self._directory)
                     sync_folder(self._directory.parent)  # it may have been made anew
             except OSError as exc:
-                self._incomplete, self._serves_snapshot = True, False
+                self.note_loss()
                 self._is_unsynced = True
                 raise UnsyncedError(
                     self._journal_path(), exc.errno,
@@ -464,8 +474,8 @@ class ChannelJournal:
         try:
             file = self._snapshot_file = self._temporary_path.open("wb", buffering=WRITE_BYTES)
             file.write(encode_file_head(KIND_SNAPSHOT, self._generation))
-        except OSError as exc:
-            raise self._snapshot_refused(exc) from exc
+        except (OSError, MemoryError) as exc:
+            raise self.refuse_snapshot(exc) from exc
         self._snapshot_records = 0
         self._incomplete = False
 
@@ -482,8 +492,8 @@ class ChannelJournal:
             for key, payload in blocks:
                 file.write(encode_record(key, payload))
                 self._snapshot_records += 1
-        except OSError as exc:
-            raise self._snapshot_refused(exc) from exc
+        except (OSError, MemoryError) as exc:
+            raise self.refuse_snapshot(exc) from exc
 
     def finish_compaction(self, blocks: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Write what is left of the snapshot, put it in place and remove the journals it replaces.
@@ -508,8 +518,8 @@ class ChannelJournal:
                         self._previous_path.hardlink_to(self._snapshot_path)
                 self._temporary_path.rename(self._snapshot_path)
                 sync_folder(self._directory)
-            except OSError as exc:
-                raise self._snapshot_refused(exc) from exc
+            except (OSError, MemoryError) as exc:
+                raise self.refuse_snapshot(exc) from exc
             self._snapshot_file = None
             self._keeps_previous = True
             self._serves_snapshot = False
@@ -551,8 +561,9 @@ class ChannelJournal:
             require_in_place(self._directory)
             self._temporary_path.unlink(missing_ok=True)
 
-    def _snapshot_refused(self, exc: OSError) -> SideFileError:
-        """Give up the snapshot being written and ask for another one."""
+    def refuse_snapshot(self, error: OSError | MemoryError) -> SideFileError:
+        """Give up the snapshot being written and ask for another one; return what to raise."""
+        exc = _as_os_error(error)
         self._incomplete = True
         self._abandon_snapshot()
         return SideFileError(

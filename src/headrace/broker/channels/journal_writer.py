@@ -18,7 +18,7 @@ from typing import Final
 from headrace.broker.channels.channel import Channel
 from headrace.broker.channels.journal import ChannelHistory, ChannelJournal
 from headrace.clock import Clock
-from headrace.errors import StoreError
+from headrace.errors import NoMemoryError, StoreError
 from headrace.log_pace import Trouble
 
 logger = logging.getLogger(__name__)
@@ -102,6 +102,17 @@ class JournalWriter:
 
     def write(self, most: int = 1 << 62) -> None:
         """Write what changed in the channels, at most ``most`` of them, behind the journal's end."""
+        try:
+            blocks = self._take_changes(most)
+            if blocks:
+                self._journal.write(blocks)
+        except StoreError as error:
+            self._note_error(error)
+        except MemoryError:
+            self._journal.note_loss()
+            self._note_error(NoMemoryError())
+
+    def _take_changes(self, most: int) -> list[tuple[bytes, bytes]]:
         blocks = []
         for channel in list(islice(self._changed, min(most, len(self._changed)))):
             del self._changed[channel]
@@ -109,12 +120,7 @@ class JournalWriter:
             key = self.keys.get(channel, -1)
             if changes is not None and key >= 0:
                 blocks.append((journal_key(key), changes))
-        if not blocks:
-            return
-        try:
-            self._journal.write(blocks)
-        except StoreError as error:
-            self._note_error(error)
+        return blocks
 
     def sync(self) -> None:
         """Wait until what was written is on disk. Blocks.
@@ -190,6 +196,8 @@ class JournalWriter:
             self._job = self._executor.submit(self._run, self._journal.finish_compaction)
         except StoreError as error:
             self._note_error(error)
+        except MemoryError as error:
+            self._note_error(self._journal.refuse_snapshot(error))
 
     def _run(self, job: Callable[[], None]) -> None:
         try:
