@@ -278,6 +278,7 @@ class Node:
             health=lambda: self.store.last_write_error,
             limits=self.http_limits(),
             statistics=self.parts.groups.statistics,
+            offsets=self.parts.groups.offsets,
         )
         return app, app.counters, app.limits
 

@@ -17,6 +17,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace.broker.broker import Broker
+    from headrace.broker.consumers.offsets import OffsetTable
     from headrace.broker.statistics import Statistics
     from headrace.clock import Clock
     from headrace.settings import NsqSettings
@@ -149,6 +151,8 @@ class NsqHttp:
     health: Callable[[], str]
     """Returns why the last write to the store failed; empty = it did not."""
     statistics: Statistics | None = None
+    offsets: OffsetTable | None = None
+    """Of RocketMQ's groups."""
     limits: HttpLimits = field(default_factory=HttpLimits)
     counters: HttpCounters = field(default_factory=HttpCounters)
 
@@ -454,7 +458,15 @@ class NsqHttp:
     async def handle_delete_topic(self, request: Request) -> Reply:
         """POST /topic/delete: the topic, its channels and their connections."""
         topic = existing_topic_argument(request.arguments())
-        return await self._done(self.broker.delete_topic(topic))
+        offsets = self.offsets if self.offsets is not None and self.offsets.groups_of(topic) else None
+        reply = await self._done(self.broker.delete_topic(topic))
+        if offsets is not None:
+            # Else a kill brings back what groups had committed, for a topic of that name that is made later.
+            try:
+                await _called_back(offsets.when_saved)
+            except OSError as error:
+                raise StoreError(f"committed offsets of a deleted topic are still on disk: {error}") from error
+        return reply
 
     async def handle_empty_topic(self, request: Request) -> Reply:
         """POST /topic/empty: drop what waits for a first channel or an unpause."""
@@ -498,18 +510,7 @@ class NsqHttp:
         """
         if offset <= 0:  # nothing of it is in the log
             return
-        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def open_gate(error: StoreError | None) -> None:
-            if opened.done():  # the request was cancelled meanwhile
-                return
-            if error is None:
-                opened.set_result(None)
-            else:
-                opened.set_exception(error)
-
-        self.broker.gate.wait(offset, open_gate)
-        await opened
+        await _called_back(partial(self.broker.gate.wait, offset))
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request, most_bytes: int, too_large: str) -> AsyncIterator[bytes]:
@@ -521,6 +522,22 @@ class NsqHttp:
             except MessageTooLargeError:
                 raise HttpRefusal(413, too_large) from None
             yield body
+
+
+async def _called_back(begin: Callable[[Callable[[Exception | None], None]], None]) -> None:
+    """Return once what ``begin`` is given was called, or raise what it was called with."""
+    called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def call(error: Exception | None) -> None:
+        if called.done():  # the request was cancelled meanwhile
+            return
+        if error is None:
+            called.set_result(None)
+        else:
+            called.set_exception(error)
+
+    begin(call)
+    await called
 
 
 def refusal_of(error: HeadraceError) -> tuple[int, str]:

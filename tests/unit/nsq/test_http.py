@@ -6,6 +6,7 @@ import asyncio
 import logging
 import struct
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -570,6 +571,26 @@ def test_administration(nsq: Harness) -> None:
         ("delete_channel", "t", "c"),
         ("delete_topic", "t"),
     ]
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, 200), (OSError(28, "No space left on device"), 503)])
+def test_a_deleted_topic_is_answered_when_what_groups_committed_is_forgotten(
+    nsq: Harness, error: OSError | None, status: int
+) -> None:
+    """Else a kill brings it back, for a topic of that name that is made later."""
+    saves: list[str] = []
+
+    def when_saved(saved: Callable[[OSError | None], None]) -> None:
+        saves.append("offsets")
+        saved(error)
+
+    nsq.app.offsets = SimpleNamespace(groups_of={"t": ["g"]}.get, when_saved=when_saved)  # type: ignore[assignment]
+    for topic in ("t", "u"):
+        nsq.broker.ensure_topic(topic)
+    assert nsq.ask("POST", "/topic/delete?topic=u").status == 200
+    assert saves == []
+    assert nsq.ask("POST", "/topic/delete?topic=t").status == status
+    assert saves == ["offsets"]
 
 
 def test_tmp_is_another_spelling_of_ephemeral(nsq: Harness) -> None:
