@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from headrace.net.http import Application, HttpCounters, HttpLimits, Receive, Scope, Send, Shortcut
+
+logger = logging.getLogger(__name__)
 
 BUSY_RESPONSE: Final = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 REFUSAL_TEXTS: Final = {
@@ -86,9 +89,11 @@ class EmbeddedServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                timeout_graceful_shutdown=grace_seconds,
+                timeout_graceful_shutdown=grace_seconds + 1,  # an error in the log: see ``_wait_tasks_to_complete``
             )
         )
+        self._name = name
+        self._grace_seconds = grace_seconds
         self.listening = asyncio.Event()
         self.ending = asyncio.Event()
 
@@ -106,6 +111,21 @@ class EmbeddedServer(uvicorn.Server):
                 await asyncio.wait_for(self.ending.wait(), DATE_SECONDS)
             self.server_state.default_headers = _date_header()
 
+    async def _wait_tasks_to_complete(self) -> None:
+        """Wait for what is in work for a while, then end it. uvicorn would call that an error, and nobody need act."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(super()._wait_tasks_to_complete(), self._grace_seconds)
+            return
+        state = self.server_state
+        logger.warning(
+            "stop waits no longer for HTTP protocol=%s requests=%d connections=%d",
+            self._name,
+            len(state.tasks),
+            len(state.connections),
+        )
+        for task in state.tasks:
+            task.cancel()
+
 
 def _accept_absolute_targets(app: Application) -> Application:
     """Return the application for requests whose target may be a URL (the absolute form) instead of a path."""
@@ -117,7 +137,7 @@ def _accept_absolute_targets(app: Application) -> Application:
         try:
             await app(scope, receive, send)
         except asyncio.CancelledError:
-            # By a stop that waits no longer: uvicorn says so once, and would log a traceback for each request.
+            # By a stop that waits no longer, which says so once; uvicorn would log a traceback for each request.
             with contextlib.suppress(RuntimeError):  # its answer has begun
                 headers = [(b"Connection", b"close"), (b"Content-Length", b"0")]
                 await send({"type": "http.response.start", "status": 503, "headers": headers})

@@ -865,4 +865,6 @@ def test_a_stop_tells_of_requests_that_do_not_end_in_one_line(
     for client in clients:
         with client:
             assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
-    assert [record.exc_info for record in caplog.records] == [None]
+    (line,) = caplog.records
+    assert (line.levelname, line.exc_info) == ("WARNING", None)
+    assert line.getMessage() == "stop waits no longer for HTTP protocol=test requests=2 connections=2"
