@@ -84,6 +84,9 @@ def test_version_loads_no_broker() -> None:
         ),
         (["store", "import", "", "--data-dir", "x"], "headrace: Invalid value for 'DIR': a path is needed"),
         (["config", "import", "/nowhere/nsqd.cfg"], "headrace: cannot read the settings file /nowhere/"),
+        (["config", "print", "--config", ""], "headrace: Invalid value for '--config': the name of a file is needed"),
+        (["serve", "--ready-file", ""], "headrace: Invalid value for '--ready-file': the name of a file is needed"),
+        (["config", "import", ""], "headrace: Invalid value for 'FILE': the name of a file is needed"),
     ],
 )
 def test_wrong_use_exits_2_with_one_line(

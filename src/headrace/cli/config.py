@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 from rich.syntax import Syntax
 
-from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.cli.options import FilePath, SettingsCommand, read_settings, settings_flags
 from headrace.cli.program import tell
 from headrace.settings.foreign import import_file
 from headrace.settings.reference import loaded_toml, sample_toml
@@ -34,7 +34,7 @@ def sample() -> None:
 
 
 @config.command("import", short_help="Print the settings of nsqd or RocketMQ as ours.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FilePath())
 def import_settings(file: Path) -> None:
     """Print the settings of another broker as ours.
 

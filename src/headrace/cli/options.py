@@ -20,14 +20,22 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 class FolderPath(click.Path):
     """A path that is not empty: it would be the working directory, and comes of ``"$UNSET"``."""
 
+    needed = 'a path is needed, "." for the working directory'
+
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
         if not value:
-            self.fail('a path is needed, "." for the working directory', param, ctx)
+            self.fail(self.needed, param, ctx)
         return super().convert(value, param, ctx)
+
+
+class FilePath(FolderPath):
+    """The path of a file."""
+
+    needed = "the name of a file is needed"
 
 
 class SettingOption(click.Option):
@@ -112,7 +120,7 @@ def settings_flags(function: Decorated) -> Decorated:
     options = [
         click.Option(
             ["--config"],
-            type=click.Path(path_type=Path),
+            type=FilePath(),
             envvar=CONFIG_VARIABLE,
             metavar="FILE",
             help=f"Settings file (TOML). [variable {CONFIG_VARIABLE}]",

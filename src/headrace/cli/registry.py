@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 import headrace
-from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.cli.options import FilePath, SettingsCommand, read_settings, settings_flags
 from headrace.cli.serve import start_logging
 from headrace.errors import ConfigError, StoreError
 from headrace.foreground import ReadyFile, announce, leave_at_signals, stop_at_signals
@@ -25,7 +25,7 @@ USES: Final = ("store.data_dir", "registry", "access.rules_file", "log")
 @click.option("--free-ports", is_flag=True, help="Listen on a free port instead of the configured one.")
 @click.option(
     "--ready-file",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="FILE",
     help="Write process id and listener there, as JSON, once it accepts.",
 )

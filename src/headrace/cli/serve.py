@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.cli.options import FilePath, SettingsCommand, read_settings, settings_flags
 from headrace.errors import one_line
 from headrace.foreground import leave_at_signals
 from headrace.settings import LogSettings
@@ -27,7 +27,7 @@ PIECE_CHARACTERS: Final = 1_024
 @click.option("--free-ports", is_flag=True, help="Listen on free ports instead of the configured ones.")
 @click.option(
     "--ready-file",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="FILE",
     help="Write process id and listeners there, as JSON, once every listener accepts.",
 )
