@@ -113,7 +113,7 @@ def inspect(directory: Path, as_json: bool) -> None:
 @click.option("--from-offset", type=click.IntRange(0), metavar="N", help="Begin at this queue offset; needs --topic.")
 @click.option("--physical-offset", type=click.IntRange(0), metavar="N", help="Only the record there.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Stop after so many.")
-@click.option("--body", type=click.Choice(["text", "base64", "none"]), default="text", show_default=True,
+@click.option("--body", type=click.Choice(["text", "base64", "none"]), show_default="text",
               help="How to show message bodies.")  # fmt: skip
 @click.option("--queue-entries", is_flag=True, help="Dump consume-queue entries instead of records.")
 @click.option("--control", is_flag=True, help="Dump control records: creations and deletions of topics and channels.")
@@ -138,6 +138,9 @@ def dump(directory: Path, queue_entries: bool, control: bool, **chosen: Any) -> 
     if chosen["physical_offset"] is not None and (queue_entries or chosen["from_offset"] is not None):
         other = "--queue-entries" if queue_entries else "--from-offset"
         raise click.UsageError(f"--physical-offset names one record, which leaves nothing to {other}: give one of them")
+    if queue_entries and chosen["body"] is not None:
+        raise click.UsageError("--queue-entries have no bodies, which leaves nothing to --body: give one of them")
+    chosen["body"] = chosen["body"] or "text"
     if chosen["from_offset"] is not None and chosen["topic"] is None and not queue_entries:
         raise click.UsageError("--from-offset counts within a queue: name its --topic too")
     selection = Selection(**chosen)

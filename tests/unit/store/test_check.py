@@ -702,6 +702,7 @@ def test_the_command(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> N
         (["dump", "/nowhere", "--control", "--topic", "t"], 2, "two different topics"),
         (["dump", "/nowhere", "--physical-offset", "0", "--queue-entries"], 2, "nothing to --queue-entries"),
         (["dump", "/nowhere", "--physical-offset", "0", "--from-offset", "3"], 2, "nothing to --from-offset"),
+        (["dump", "/nowhere", "--queue-entries", "--body", "base64"], 2, "nothing to --body"),
     ],
 )
 def test_errors_are_one_line(arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
