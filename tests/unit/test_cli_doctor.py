@@ -301,6 +301,12 @@ def test_no_address_for_rocketmq_is_the_protocol_switched_off(tmp_path: Path) ->
     assert found(report, "remoting") == [("ok", "127.0.0.1:0 has its port chosen at the start")]
 
 
+def test_a_registry_on_a_port_that_is_chosen_at_the_start_is_not_asked(tmp_path: Path) -> None:
+    """There was a warning that nobody answers on port 0."""
+    report = examine(tmp_path, ("--registry.enabled", "true"), ("--registry.address", "127.0.0.1:0"))
+    assert found(report, "registry") == [("ok", "127.0.0.1:0 has its port chosen at the start")]
+
+
 def test_folder_that_this_user_may_not_look_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may look everywhere, so the kernel's answer is made up."""
     look = Path.stat
