@@ -1,4 +1,4 @@
-"""A process in the foreground: it says when it is ready, in a file and on standard output, and stops at signals.
+"""A process in the foreground: it says when it is ready, in a file and on standard output, logs, and stops at signals.
 
 Ref: docs/running.md.
 """
@@ -9,11 +9,12 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import headrace
 from headrace.errors import ConfigError
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     import asyncio
 
 logger = logging.getLogger(__name__)
+
+STANDARD_ERROR: Final = 2
+READER_WAIT_MS: Final = 1_000
+PIECE_CHARACTERS: Final = 1_024
+"""In UTF-8 no more than a pipe takes at once when it is ready: a page."""
 
 _came_in_start: list[int] = []
 """Signals that were to end this process before it had a loop."""
@@ -103,6 +109,58 @@ class ReadyFile:
 def spell(path: Path) -> str:
     """Return a path as JSON can have it, whatever the locale: bytes that are no UTF-8 are escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+class LogOutput:
+    """Standard error, for whole lines, but for those that nobody takes.
+
+    A full pipe and a stopped terminal let a writer wait for their reader, and the event loop with it: who pages through
+    the log would stop the broker. A reader that is slow is waited for; behind one that takes nothing for
+    ``READER_WAIT_MS``, lines are left out and counted until there is room, and so are those that a full disk refuses.
+    Nothing is buffered: what a disk refused would be in it, in front of what it takes.
+
+    Attributes:
+        left_out_total: Lines that were left out since the process began.
+    """
+
+    left_out_total: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self._encoding = sys.stderr.encoding if sys.stderr is not None else "utf-8"
+        self._left_out = 0  # since a line was taken
+        self._is_torn = False  # of the last line only a part was taken
+        self._writable = select.poll()
+        self._writable.register(STANDARD_ERROR, select.POLLOUT)
+
+    def write(self, text: str) -> None:
+        """Write a line, or count it."""
+        left_out, self._left_out = self._left_out, 0
+        if left_out:
+            if self._writable.poll(0):
+                logger.error("log lines left out, nobody took them lines=%d", left_out)
+            else:
+                self._leave_out()
+            if self._left_out:  # this line, or the one about the others, which counts as this one
+                self._left_out += left_out
+                return
+        try:
+            self._put("\n" + text if self._is_torn else text)
+        except OSError:
+            self._leave_out()
+
+    def _put(self, text: str) -> None:
+        for at in range(0, len(text), PIECE_CHARACTERS):
+            if not self._writable.poll(READER_WAIT_MS):
+                raise BlockingIOError
+            data = text[at : at + PIECE_CHARACTERS].encode(self._encoding, "backslashreplace")
+            while data:
+                taken = os.write(STANDARD_ERROR, data)
+                self._is_torn = data[taken - 1 : taken] != b"\n"
+                data = data[taken:]
+
+    def _leave_out(self) -> None:
+        self._left_out += 1
+        LogOutput.left_out_total += 1
 
 
 def announce(text: str) -> None:

@@ -107,7 +107,7 @@ def test_log_that_nobody_reads_holds_up_nobody(tmp_path: Path, started: list[Sta
     assert one.ends_well_at(signal.SIGTERM)
     said = os.read(pager, 1 << 16).decode()
     os.close(pager)
-    assert "ERROR headrace.cli.serve log lines left out, nobody read them lines=" in said
+    assert "ERROR headrace.foreground log lines left out, nobody took them lines=" in said
     assert said.endswith("\n")
 
 

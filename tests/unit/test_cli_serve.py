@@ -1,6 +1,8 @@
 """`headrace serve`: what it hands to the node, and how it logs."""
 
+import errno
 import logging
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from headrace.cli.program import run
 from headrace.cli.registry import registry
 from headrace.cli.serve import serve, start_logging
 from headrace.errors import MEMORY_REMEDY, StoreLockedError
+from headrace.foreground import LogOutput
 from headrace.settings import LogSettings, Settings
 from headrace.settings.load import COMMAND_FLAGS
 
@@ -105,7 +108,7 @@ def test_failures_to_start_are_one_line_and_exit_1(
     assert capsys.readouterr().err == f"headrace: {text}\n"
 
 
-def test_a_message_is_one_log_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_is_one_log_line_whatever_it_holds(capfd: pytest.CaptureFixture[str]) -> None:
     """A client's text cannot make up lines; a traceback has its own."""
     start_logging(LogSettings())
     logger = logging.getLogger("headrace.x")
@@ -113,18 +116,52 @@ def test_a_message_is_one_log_line_whatever_it_holds(capsys: pytest.CaptureFixtu
         raise KeyError("k")
     except KeyError:
         logger.exception("client=%s", "a\n2026-01-01T00:00:00.000Z ERROR forged\r\x1b[2J\u2028é")
-    first, *trace = capsys.readouterr().err.split("\n")
+    first, *trace = capfd.readouterr().err.split("\n")
     assert first.endswith("client=a\\n2026-01-01T00:00:00.000Z ERROR forged\\r\\x1b[2J\\u2028é")
     assert trace[0] == "Traceback (most recent call last):"
 
 
-def test_log_lines_have_utc_time_level_and_module(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_have_utc_time_level_and_module(capfd: pytest.CaptureFixture[str]) -> None:
     """Lines go to standard error and can be sorted by time."""
     start_logging(LogSettings(level="warning"))
     logging.getLogger("headrace.store").warning("rolled segment path=%s", "a")
     logging.getLogger("headrace.store").info("not shown")
-    captured = capsys.readouterr()
+    captured = capfd.readouterr()
     assert captured.out == ""
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING headrace\.store rolled segment path=a\n", captured.err
     )
+
+
+def test_lines_that_a_full_disk_does_not_take_are_counted_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were lost without a word, and what Python had to say of each came in their place."""
+    write, room = os.write, len("first\nse")
+
+    def take(fd: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = write(fd, data[:room])
+        room -= taken
+        return taken
+
+    log = logging.getLogger("headrace.foreground")
+    with (tmp_path / "log").open("ab") as file, monkeypatch.context() as patch:
+        patch.setattr("headrace.foreground.STANDARD_ERROR", file.fileno())
+        patch.setattr(os, "write", take)
+        patch.setattr(LogOutput, "left_out_total", 0)
+        output = LogOutput()
+        handler = logging.StreamHandler(output)
+        log.addHandler(handler)
+        try:
+            for line in ("first", "second", "third"):
+                output.write(f"{line}\n")
+            assert LogOutput.left_out_total == 2
+            room = 1000
+            output.write("fourth\n")
+        finally:
+            log.removeHandler(handler)
+    said = "log lines left out, nobody took them lines=2"
+    assert (tmp_path / "log").read_text().splitlines() == ["first", "se", said, "fourth"]

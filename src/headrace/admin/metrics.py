@@ -24,6 +24,7 @@ from headrace.admin import remoting_metrics
 from headrace.admin.registry_metrics import add_to_listeners, registration_families, registry_families
 from headrace.admin.slices import family_slices, sample_lines
 from headrace.admin.sources import MetricSources
+from headrace.foreground import LogOutput
 from headrace.histogram import Histogram
 
 if TYPE_CHECKING:
@@ -198,6 +199,11 @@ class MetricsReport:
             "headrace_node_without_files_seconds",
             "Seconds in which no file descriptor was left; new connections are closed unanswered then.",
             sources.files.seconds_without,
+        )
+        yield _count(
+            "headrace_node_log_lines_left_out",
+            "Lines of the log that standard error did not take: a full disk, or a reader that takes nothing.",
+            LogOutput.left_out_total,
         )
         yield _single("headrace_broker_topics", "Topics of this broker.", topics)
         yield _single("headrace_broker_channels", "Channels of all topics.", channels)

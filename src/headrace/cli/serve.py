@@ -2,25 +2,15 @@
 
 import faulthandler
 import logging
-import select
-import sys
 import time
 from pathlib import Path
-from typing import Final
 
 import click
 
 from headrace.cli.options import FilePath, SettingsCommand, read_settings, settings_flags
 from headrace.errors import one_line
-from headrace.foreground import leave_at_signals
+from headrace.foreground import STANDARD_ERROR, LogOutput, leave_at_signals
 from headrace.settings import LogSettings
-
-logger = logging.getLogger(__name__)
-
-STANDARD_ERROR: Final = 2
-READER_WAIT_MS: Final = 1_000
-PIECE_CHARACTERS: Final = 1_024
-"""In UTF-8 no more than a pipe takes at once when it is ready: a page."""
 
 
 @click.command(cls=SettingsCommand, short_help="Run a broker, with a registry inside.")
@@ -54,33 +44,6 @@ class LineFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the library's name
         """Return the line, with control characters spelled as Python does."""
         return one_line(super().formatMessage(record))
-
-
-class LogOutput:
-    """Standard error, for whole lines, but for those that nobody takes.
-
-    A full pipe and a stopped terminal let a writer wait for their reader, and the event loop with it: who pages through
-    the log would stop the broker. A reader that is slow is waited for; behind one that takes nothing for
-    ``READER_WAIT_MS``, lines are left out and counted until there is room.
-    """
-
-    def __init__(self) -> None:
-        self._stream = sys.stderr
-        self._left_out = 0
-        self._writable = select.poll()
-        self._writable.register(STANDARD_ERROR, select.POLLOUT)
-
-    def write(self, text: str) -> None:
-        """Write a line, or count it."""
-        for at in range(0, len(text), PIECE_CHARACTERS):
-            if not self._writable.poll(0 if self._left_out else READER_WAIT_MS):
-                self._left_out += 1
-                return
-            left_out, self._left_out = self._left_out, 0
-            if left_out:
-                logger.error("log lines left out, nobody read them lines=%d", left_out)
-            self._stream.write(text[at : at + PIECE_CHARACTERS])
-            self._stream.flush()
 
 
 def start_logging(settings: LogSettings) -> None:
