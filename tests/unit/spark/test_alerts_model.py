@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
+from headrace.errors import ConfigError
 from headrace.spark.jobs import alerts_model
 from headrace.spark.jobs.alerts_series import FEATURES
 
@@ -43,3 +44,19 @@ def test_only_models_of_before_are_removed(tmp_path: Path) -> None:
         save(tmp_path, made_ms)
     assert [name for name in others if not (tmp_path / name).is_file()] == []
     assert sorted(path.name for path in tmp_path.glob("pipeline-1*")) == ["pipeline-18", "pipeline-19"]
+
+
+def test_a_note_of_others_is_not_written_over(tmp_path: Path) -> None:
+    """One that a run has written is, damaged or not; so is one of before there was a lock."""
+    note = tmp_path / "model.json"
+    note.write_text('{"name": "mine"}')
+    with pytest.raises(ConfigError, match=r"holds .*/model\.json, which no job has written"):
+        alerts_model.require_own(tmp_path)
+    note.unlink()
+    alerts_model.require_own(tmp_path)
+    save(tmp_path, 17)
+    (tmp_path / ".lock").unlink()
+    alerts_model.require_own(tmp_path)
+    (tmp_path / ".lock").touch()
+    note.write_text("damaged")
+    alerts_model.require_own(tmp_path)

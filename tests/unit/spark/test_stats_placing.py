@@ -136,6 +136,16 @@ def test_a_folder_where_others_have_what_a_run_removes_is_refused(tables: Path, 
         stats_placing.require_own(tables)
 
 
+@pytest.mark.parametrize("name", ["report.html", "stores.json"])
+def test_a_file_of_others_in_a_folder_where_no_run_was_is_refused(tmp_path: Path, name: str) -> None:
+    """It was written over; one that lies beside tables, or where a run was killed, is ours."""
+    write(tmp_path, {name: "mine"})
+    with pytest.raises(ConfigError, match=f"holds .*/{name}, which no job has written"):
+        stats_placing.require_own(tmp_path, "report.html", "stores.json")
+    (tmp_path / ".lock").touch()
+    stats_placing.require_own(tmp_path, "report.html", "stores.json")
+
+
 def test_what_cannot_be_moved_is_said_and_the_next_run_goes_on(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename, calls = os.rename, []
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs.alerts_series import FEATURES
-from headrace.spark.jobs.folder import hold_folder
+from headrace.spark.jobs.folder import LOCK, hold_folder
 
 if TYPE_CHECKING:
     from pyspark.ml import PipelineModel
@@ -155,6 +155,19 @@ def _distance(variances: Sequence[float]) -> Column:
     for place, variance in enumerate(variances):
         total = total + F.col("parts")[place] ** 2 / variance
     return total / len(variances)
+
+
+def require_own(folder: Path) -> None:
+    """Refuse a folder whose ``model.json`` is somebody else's: no run was there, and it names no pipeline beside it.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    note = folder / "model.json"
+    if note.exists() and not (folder / LOCK).exists() and not (folder / _named_pipeline(folder) / "metadata").is_dir():
+        raise ConfigError(
+            f"--model {folder} holds {note}, which no job has written: name a new or an empty folder", key="model"
+        )
 
 
 def save(model: AlertModel, folder: Path) -> None:

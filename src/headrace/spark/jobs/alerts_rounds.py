@@ -16,6 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.spark.jobs import stats_tables
 from headrace.spark.jobs.alerts_brokers import KnownBrokers
 from headrace.spark.jobs.alerts_looking import look_once, show_alerts, write_found
+from headrace.spark.jobs.alerts_model import require_own
 from headrace.spark.jobs.failure import JobFailedError, explain
 from headrace.spark.jobs.folder import make_folder
 from headrace.spark.jobs.log_rows import note_damage
@@ -37,7 +38,9 @@ logger = logging.getLogger(__name__)
 def look(spark: SparkSession, config: Config, summary: Summary) -> None:
     """Look once, or again and again, and fill in the summary. Raises: as ``alerts.run``."""
     require_outside(config.to, "to")
-    require_outside(config.model if config.fit else None, "model")
+    if config.fit and config.model is not None:
+        require_outside(config.model, "model")
+        require_own(config.model)
     if not config.dry_run:
         make_folder(config.to, "to")
         make_folder(config.model if config.fit else None, "model")

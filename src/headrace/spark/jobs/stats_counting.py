@@ -41,7 +41,7 @@ def count_log(spark: SparkSession, config: Config, summary: Summary) -> None:
     from headrace.spark.tasks import parallelism  # noqa: PLC0415  # needs pyspark
 
     require_outside(config.to, "to")
-    stats_placing.require_own(config.to)
+    stats_placing.require_own(config.to, stats_tables.STORES, *([REPORT] if config.report == "html" else []))
     if not config.dry_run:
         make_folder(config.to, "to")
     with nullcontext() if config.dry_run else hold_folder(config.to, "to"):

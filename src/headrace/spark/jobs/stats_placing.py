@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError, HeadraceError
+from headrace.spark.jobs.folder import LOCK
 from headrace.spark.jobs.target import NEW, OLD, write_beside
 
 if TYPE_CHECKING:
@@ -35,14 +36,19 @@ LEFT_BEHIND: Final = (
 """Of runs that were killed: ours, and Spark's."""
 
 
-def require_own(folder: Path) -> None:
+def require_own(folder: Path, *files: str) -> None:
     """Refuse a folder in which others have what a run replaces and removes.
+
+    Args:
+        files: Names of what else it replaces; in a folder without tables or a lock these are no run's.
 
     Raises:
         ConfigError: it is one, or cannot be looked at.
     """
     try:
         found = [child for name in (NEW, READY, OLD) for child in (folder / name).glob("*")]
+        if not any((folder / name).exists() for name in (LOCK, *PARTITIONS)):
+            found += [folder / name for name in files if (folder / name).exists()]
     except OSError as error:
         raise ConfigError(f"--to {folder} cannot be read: {error.strerror}", key="to") from None
     for child in found:
