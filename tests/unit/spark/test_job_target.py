@@ -204,6 +204,22 @@ def test_what_is_marked_whole_is_of_one_run(tmp_path: Path, monkeypatch: pytest.
     assert seen == {("old", "old"), ("new", "new")}
 
 
+def test_what_others_put_there_meanwhile_stays(tmp_path: Path) -> None:
+    """It was deleted at the end of the job, which had looked at the folder when it began."""
+    folder = tmp_path / "clean"
+    replace_folder(cast(Any, Rows("old")), folder, "topic")
+    (folder / "topic=a" / "letter.txt").write_text("mine")
+    expected = rf"{folder} is not replaced: .*letter\.txt; what is new lies in {folder}/_new"
+    with pytest.raises(HeadraceError, match=expected):
+        replace_folder(cast(Any, Rows("new")), folder, "topic")
+    assert (folder / "topic=a" / "letter.txt").read_text() == "mine"
+    assert contents(folder) == ["old", "old"]
+    assert contents(folder / "_new") == ["new", "new"]
+    (folder / "topic=a" / "letter.txt").unlink()
+    replace_folder(cast(Any, Rows("next")), folder, "topic")
+    assert contents(folder) == ["next", "next"]
+
+
 def test_a_result_that_is_elsewhere_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver on another machine, or one whose default is HDFS, writes to a folder of the same name there."""
     monkeypatch.setattr(Rows, "parquet", lambda self, path: None)

@@ -132,11 +132,17 @@ def replace_folder(rows: DataFrame, path: Path, *partitions: str) -> None:
     A session whose overwrites are dynamic would leave folders of ``NEW`` that no row belongs to any more.
 
     Raises:
-        HeadraceError: Spark wrote, but not where this process can see it, or what is old cannot be moved.
+        HeadraceError: Spark wrote, but not where this process can see it, or what is old cannot be moved, or not all of
+            it is a job's.
     """
     whole = path.absolute()  # links may lead elsewhere on the machines of the workers
     new, old = whole / NEW, whole / OLD
     write_beside(rows, path, new, *partitions)
+    found = _stranger(whole, NEW)  # there was nothing when the job began
+    if found is not None:
+        raise HeadraceError(
+            f"{path} is not replaced: it holds what no job has written, {found}; what is new lies in {new}"
+        )
     try:
         _take_place(whole, new, old)
     except OSError as error:
@@ -166,12 +172,17 @@ def _is_no_mark(child: Path) -> bool:
     return child.name != SUCCESS
 
 
-def _stranger(root: Path) -> str | None:
-    """Return something in a folder that Spark does not write, None when there is nothing of the kind."""
+def _stranger(root: Path, passed_over: str = "") -> str | None:
+    """Return something in a folder that Spark does not write, None when there is nothing of the kind.
+
+    Args:
+        passed_over: Name of a folder in it that is not looked at.
+    """
     if root.exists() and not root.is_dir():
         return root.name
     for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not _is_unfinished(Path(folder, name))]
+        own = (Path(folder, name) for name in folders)
+        folders[:] = [each.name for each in own if each != root / passed_over and not _is_unfinished(each)]
         names = (name for name in folders if not SPARK_FOLDER.fullmatch(name))
         found = next(names, None) or next((name for name in files if not SPARK_FILE.fullmatch(name)), None)
         if found is not None:
