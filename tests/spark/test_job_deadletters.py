@@ -59,7 +59,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> Failures:
 def test_who_why_since_when_and_how_many(spark: SparkSession, failures: Failures) -> None:
     """spark.md 4.5."""
     shown = deadletters.run(spark, deadletters.Config(store=failures.folder)).to_dict()
-    assert (shown["dead_letters"], shown["retries"]) == (7, 1)
+    assert (shown["dead_letters"], shown["retries"], shown["groups_found"]) == (7, 1, 2)
     groups = {(row["group"], row["kind"]): row for row in shown["groups"]}
     assert groups["billing", "dead"]["messages"] == 6
     assert groups["billing", "dead"]["origin_topic"] == "orders"

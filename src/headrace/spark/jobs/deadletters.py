@@ -273,7 +273,7 @@ def _summarise(letters: DataFrame, config: Config, summary: Summary) -> None:
     for kind, fact in (("dead", "dead_letters"), ("retry", "retries")):
         summary.facts[fact] = sum(row["messages"] for row in by_group if row["kind"] == kind)
     groups = {row["group"] for row in by_group}
-    summary.facts["groups"] = len(groups)
+    summary.facts["groups_found"] = len(groups)  # "groups" is their list
     # Topics that were deleted may have dead letters all the same.
     require_topics(source_of(config), sorted(set(config.topics) - {row["origin_topic"] for row in by_group}))
     summary.notes += _unknown_groups(config, sorted(set(config.groups) - groups))
