@@ -23,6 +23,12 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+def leaves_open(error: bytes | str) -> bool:
+    """Whether a refusal leaves open what is in the log: the store has failed with it, or with what was before it."""
+    text = error if isinstance(error, str) else error.decode("utf-8", "replace")
+    return "the store takes no more writes" in text
+
+
 class Thing(NamedTuple):
     """A topic (``channel`` is empty) or a channel."""
 

@@ -34,6 +34,7 @@ from tests.crash.history import (
     Thing,
     Touched,
     What,
+    leaves_open,
     make_body,
 )
 from tests.crash.nsq_client import ERROR, MESSAGE, RESPONSE, HttpSocket, NsqSocket, dpub, mpub, pub
@@ -145,8 +146,7 @@ class Publisher(Producer, NsqSocket):
         if kind == RESPONSE and data == b"OK":
             self.load.answered(command, topic, Outcome.OK)
             return
-        # A failed flush leaves open whether the message is in the log; any other refusal does not.
-        is_refusal = kind == ERROR and data.startswith((b"E_PUB", b"E_MPUB", b"E_DPUB")) and b"fdatasync" not in data
+        is_refusal = kind == ERROR and data.startswith((b"E_PUB", b"E_MPUB", b"E_DPUB")) and not leaves_open(data)
         self.load.refusals.append(data)
         self.load.answered(command, topic, Outcome.ERROR if is_refusal else Outcome.UNKNOWN)
 

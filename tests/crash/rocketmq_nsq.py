@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tests.crash.history import Outcome, Payload, make_body
+from tests.crash.history import Outcome, Payload, leaves_open, make_body
 from tests.crash.nsq_client import ERROR, MESSAGE, RESPONSE, NsqSocket, mpub, pub
 from tests.crash.rocketmq_history import ChannelMade, ChannelRead, Kind, Place, SendAnswered, Sent
 
@@ -62,7 +62,7 @@ class NsqProducer(NsqSocket):
         outcome = Outcome.OK if kind == RESPONSE else Outcome.ERROR
         if kind == ERROR:
             load.refusals.append(data)
-            outcome = Outcome.UNKNOWN if b"fdatasync" in data else outcome
+            outcome = Outcome.UNKNOWN if leaves_open(data) else outcome
         load.acknowledged += outcome is Outcome.OK
         load.record(SendAnswered(load.now(), self.unanswered.popleft(), outcome))
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.crash import rocketmq_client as wire
-from tests.crash.history import Outcome, Payload, make_body, read_body
+from tests.crash.history import Outcome, Payload, leaves_open, make_body, read_body
 from tests.crash.rocketmq_client import Frame, Record, RemotingSocket
 from tests.crash.rocketmq_history import (
     CheckAsked,
@@ -354,7 +354,7 @@ def send_answered_event(load: RocketmqLoad, number: int, frame: Frame | None) ->
 
 
 def outcome_of(frame: Frame | None) -> Outcome:
-    """Return what is known of something that was asked for: a failed flush leaves open whether it is in the log."""
-    if frame is None or frame.code in (10, 11, 12) or "fdatasync" in frame.remark:
+    """Return what is known of something that was asked for: a failed store leaves open whether it is in the log."""
+    if frame is None or frame.code in (10, 11, 12) or leaves_open(frame.remark):
         return Outcome.UNKNOWN
     return Outcome.OK if frame.code == wire.SUCCESS else Outcome.ERROR

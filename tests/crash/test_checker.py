@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
+from headrace.errors import FlushError, StoreFullError
 from tests.crash.checker import Checker, Rule
 from tests.crash.history import (
     Answered,
@@ -26,6 +29,7 @@ from tests.crash.history import (
     Thing,
     Touched,
     What,
+    leaves_open,
     make_body,
     read_body,
 )
@@ -578,3 +582,10 @@ def test_fin_of_a_delivery_that_timed_out_settles_the_next_before_its_req(script
     script.wait(25)
     script.drain()
     assert script.rules == set()
+
+
+@pytest.mark.parametrize("what", ["fdatasync of", "taking back a refused batch from"])
+def test_a_store_that_failed_leaves_open_what_is_in_the_log(what: str) -> None:
+    """Loads take it for unknown: what waited for the disk may be there after a start."""
+    assert leaves_open(str(FlushError("commitlog/0", errno.EIO, what)).encode())
+    assert not leaves_open(str(StoreFullError("no room for another segment")))
