@@ -207,8 +207,8 @@ class RemotingServer(RequestServer[RemotingConnection]):
 
     def check_timers(self, now_ms: int | None = None) -> None:
         """Have connections whose deadline may be due look at their clocks; answer what waits for the disk too long."""
+        now_ms = self.clock.monotonic_ms() if now_ms is None else now_ms
         super().check_timers(now_ms)
-        now_ms = self.clock.monotonic_ms()
         self.late_answers.tick(now_ms)
         if now_ms >= self._forget_pulls_ms:
             self._forget_pulls_ms = now_ms + FORGET_PULLS_MS

@@ -8,8 +8,11 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.errors import StoreError
+from headrace.remoting.codec import encode_request
+from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.sending.late_answers import LateAnswers, WaitingAnswer
+from tests.support.remoting import RemotingRig, send_fields
 
 LIMIT_MS = 5_000
 
@@ -49,3 +52,22 @@ def test_each_answer_leaves_once_and_late_as_soon_as_its_time_is_over(caplog: py
     answers.tick(clock.monotonic_ms())
     assert client.left[2:] == [(b"third", "late")]
     assert caplog.text.count("sends answered before they are durable") == 1
+
+
+def test_a_send_is_late_by_the_time_up_to_which_flushes_have_been_noted(rig: RemotingRig) -> None:
+    """A loop that is long at its reads has not seen what the disk said meanwhile."""
+    client = rig.link()
+    client.ask(_send(1))
+    client.send(_send(2))
+    client.server.joint_sends.end_turn()
+    before_ms = rig.clock.monotonic_ms()
+    rig.clock.advance_ms(client.server.settings.flush_timeout_ms)
+    client.server.check_timers(before_ms)
+    assert client.taken() == []
+    client.server.check_timers(rig.clock.monotonic_ms())
+    assert [answer.code for answer in client.taken()] == [ResponseCode.FLUSH_DISK_TIMEOUT]
+
+
+def _send(opaque: int) -> bytes:
+    texts = {name: str(value) for name, value in send_fields("T").items()}
+    return encode_request(0, RequestCode.SEND_MESSAGE_V2, opaque, False, texts, b"x")

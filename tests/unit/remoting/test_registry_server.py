@@ -36,6 +36,17 @@ def test_silent_broker_is_dropped_at_the_first_scan_after_two_minutes(caplog: py
     assert "broker silent" in caplog.text
 
 
+def test_a_broker_is_silent_by_the_time_up_to_which_registrations_have_been_read() -> None:
+    """A loop that is long at its reads has not read what came meanwhile."""
+    bench = Bench(idle_timeout_ms=3_600_000)
+    bench.link().register()
+    bench.clock.advance_ms(125_000)
+    bench.server.check_timers(bench.clock.monotonic_ms() - 10_000)
+    assert A in bench.server.routes.live
+    bench.server.check_timers(bench.clock.monotonic_ms())
+    assert bench.server.routes.live == {}
+
+
 def test_broker_that_registers_every_30_seconds_stays() -> None:
     """X-NET-08, A-REG-10, A-REG-14."""
     bench = Bench()

@@ -334,9 +334,13 @@ class RegistryServer(RequestServer[RegistryConnection]):
                 connection.remote_address,
             )
 
-    def scan(self) -> None:
-        """Drop brokers that have been silent for too long, and close their connections."""
-        for broker in self.routes.expire(self.clock.monotonic_ms() - self.settings.expiry_ms):
+    def scan(self, now_ms: int) -> None:
+        """Drop brokers that have been silent for too long, and close their connections.
+
+        Args:
+            now_ms: Monotonic time; what they sent before it has been read.
+        """
+        for broker in self.routes.expire(now_ms - self.settings.expiry_ms):
             self.brokers_left()
             self.counters.brokers_expired += 1
             logger.warning(
@@ -344,18 +348,18 @@ class RegistryServer(RequestServer[RegistryConnection]):
                 broker.name,
                 broker.broker_id,
                 broker.address,
-                self.clock.monotonic_ms() - broker.updated_ms,
+                now_ms - broker.updated_ms,
             )
             if isinstance(broker.owner, RegistryConnection):
                 broker.owner.abort("broker expired")
 
     def check_timers(self, now_ms: int | None = None) -> None:
         """Have connections whose deadline may be due look at their clocks; scan when it is time."""
+        now_ms = self.clock.monotonic_ms() if now_ms is None else now_ms
         super().check_timers(now_ms)
-        now_ms = self.clock.monotonic_ms()
         if now_ms >= self._scan_ms:
             self._scan_ms = now_ms + self.settings.scan_interval_ms
-            self.scan()
+            self.scan(now_ms)
         self._end_wait()
         self._save_brokers()
         for writer in (self._writer, self._brokers_writer):
