@@ -4,6 +4,11 @@ from typing import Final, TypedDict
 BLANK_MAGIC: Final[int]
 """The u32 at byte 4 of a blank record, behind its size: the rest of its file is not used."""
 
+UNWRITTEN: Final[int]
+BLANK: Final[int]
+BAD_OFFSET: Final[int]
+"""What ``check`` says of places that are asked about by name: zeros, a blank record, another place's record."""
+
 class DecodedRecord(TypedDict):
     """The fields of one record. Hosts are "ip:port", with an IPv6 address in brackets."""
 

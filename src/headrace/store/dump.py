@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import CorruptRecordError, QueueNotFoundError, StoreError
 from headrace.format.names import CONTROL_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
-from headrace.format.record import check, decode, describe
+from headrace.format.record import BLANK, BLANK_MAGIC, UNWRITTEN, check, decode, describe
 from headrace.store.log_walk import LogWalk
 from headrace.store.reader import SegmentFile, StoredQueue, StoreReader
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 16 << 20
 MAX_RECORD_BYTES: Final = 64 << 20
 """More cannot be a record, whatever its size field says."""
-BLANK: Final = -1
-UNWRITTEN: Final = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,6 +224,6 @@ def _claimed_bytes(chunk: bytes, at: int) -> int:
 
 def _check_at(chunk: bytes, at: int, physical_offset: int, room: int) -> int:
     """``check`` with the segment's room: a blank record says how much that is."""
-    if chunk[at + 4 : at + 8] == b"\xcb\xd4\x31\x94" and int.from_bytes(chunk[at : at + 4], "big") == room:
+    if int.from_bytes(chunk[at + 4 : at + 8]) == BLANK_MAGIC and int.from_bytes(chunk[at : at + 4]) == room:
         return BLANK
     return check(chunk, at, physical_offset)

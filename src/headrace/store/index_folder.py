@@ -24,6 +24,7 @@ from typing import Final
 from headrace.clock import Clock
 from headrace.format.epochs import Epochs
 from headrace.format.lock_file import require_in_place
+from headrace.format.record import BLANK
 from headrace.format.side_file import naming
 from headrace.log_pace import Trouble
 from headrace.settings import StoreSettings
@@ -43,8 +44,6 @@ RETRY_MS: Final = 1000
 _STEPS_PER_JOB: Final = 8
 _MAX_UNFINISHED: Final = 2
 """Full files whose slots may wait in memory for the disk."""
-
-_BLANK: Final = -1
 
 
 @dataclass
@@ -253,7 +252,7 @@ class IndexFolder:
         segment_end = segment.first_offset + log.segment_bytes
         found = self.keys.index_some(segment, min(end, segment_end))
         offset = self.keys.indexed_offset
-        if found == _BLANK:
+        if found == BLANK:
             self.keys.skip_to(min(end, segment_end))
         elif found <= 0:
             # A hole: recovery named it, here it is only stepped over.

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from headrace.errors import CorruptRecordError
 from headrace.format import findings
@@ -25,14 +25,12 @@ from headrace.format.findings import Finding
 from headrace.format.layout import queue_folder, segment_file
 from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name
 from headrace.format.queue_entry import ENTRY, FILLER_BYTES
-from headrace.format.record import decode, describe
+from headrace.format.record import BAD_OFFSET, UNWRITTEN, decode, describe
 from headrace.store import log_walk
 from headrace.store.check_report import CheckReport
 from headrace.store.log_walk import LogWalk
 from headrace.store.reader import CLOSED, OPEN, SegmentFile, StoredQueue, StoreReader
 
-UNWRITTEN: Final = 0
-BAD_OFFSET: Final = -4
 Progress = Callable[[int], None]
 
 
