@@ -51,7 +51,7 @@ class MessagingRig(BrokerRig):
         self.store = Store.open(self.store_settings, self.clock, schedule_delays_ms=delays)
         self.broker = Broker.open(self.store, self.broker_settings, self.clock)
         self.offsets = OffsetTable(self._writer(OFFSETS_FILE), self.broker_settings)
-        self.offsets.load(lambda topic, queue_id: self.store.queue(topic, queue_id).next_offset)
+        self.offsets.load(self.store.next_offset)
         self.levels = DelayLevels(self.broker, self._writer(DELAYS_FILE))
         self.timed = TimedMessages(self.broker)
         self.transactions = Transactions(self.broker, self.offsets)

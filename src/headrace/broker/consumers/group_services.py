@@ -78,7 +78,7 @@ class GroupServices:
         """
         services = cls(broker, broker_key or broker.name, utc_offset_ms)
         services.groups.load()
-        services.offsets.load(services.queue_end)
+        services.offsets.load(broker.store.next_offset)
         broker.add_tickers(services)
         broker.deletion_listeners.append(services.forget_topic)
         broker.queue_listeners.append(services.holds.grown)
@@ -92,11 +92,6 @@ class GroupServices:
         writer = FileWriter(file, self._executor.submit, lambda call: self.broker.store.notify(call))
         self._writers.append(writer)
         return writer
-
-    def queue_end(self, topic: str, queue_id: int) -> int:
-        """Return where a queue goes on; 0 when there is none: what it will hold begins there."""
-        queue = self.broker.store.queues.get((topic, queue_id))
-        return 0 if queue is None else queue.next_offset
 
     def seen_at_ms(self, member: Member) -> int:
         """Return when a client was last heard of, in ms since 1970."""

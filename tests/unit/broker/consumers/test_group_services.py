@@ -231,7 +231,7 @@ def test_a_damaged_file_without_copy_refuses_the_start(rig: ServicesRig) -> None
     assert rig.broker.tickers == []
     path.write_bytes(whole)
     rig.services = GroupServices.open(rig.broker)
-    assert rig.services.queue_end("T", 0) == 0
+    assert rig.services.offsets.committed("G", "T", 0) == 0
 
 
 def test_a_failed_write_counts_whichever_file_of_the_folder_it_was(
