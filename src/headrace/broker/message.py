@@ -155,8 +155,7 @@ class Outbox:
         topic = self._broker.topics.get(message.topic)
         if topic is None:
             raise TopicNotFoundError(message.topic)
-        # Queues never go, so the number fits unless somebody else's store says otherwise.
-        queue = topic.queue(message.queue_id) or topic.pick_queue()
+        queue = topic.queue_or_other(message.queue_id)
         try:
             properties = record.encode_properties(message.properties)
         except ValueError as error:
@@ -186,8 +185,7 @@ class Outbox:
         topic = None if meant is None else self._broker.topics.get(meant.topic)
         if meant is None or topic is None:
             return False
-        queue = topic.queue(meant.queue_id) or topic.pick_queue()
-        return queue.awaits_flush
+        return topic.queue_or_other(meant.queue_id).awaits_flush
 
     def add_record(self, queue: QueueBase, body: bytes, *, command_entries: int = 1) -> None:
         """Add a record to a queue that belongs to no topic."""

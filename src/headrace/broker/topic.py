@@ -124,6 +124,10 @@ class Topic:
         """Return a queue, None if the topic has none of that id."""
         return self.queues[queue_id] if 0 <= queue_id < len(self.queues) else None
 
+    def queue_or_other(self, queue_id: int) -> QueueBase:
+        """Return the queue that a stored message is for; another where the topic was made again with fewer."""
+        return self.queue(queue_id) or self.pick_queue()
+
     def pick_queue(self) -> QueueBase:
         """Return the queue for the next batch of a publisher that names none: each that may be written to in turn."""
         if len(self.queues) == 1:

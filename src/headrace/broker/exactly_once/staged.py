@@ -487,8 +487,7 @@ class StagedBatches:
             return True
         run, at = place
         topic = self._broker.topics.get(run.topic)
-        # Where the topic was made again with fewer queues, another one takes them, as what was delayed.
-        queue = None if topic is None else topic.queue(run.queue_id) or topic.pick_queue()
+        queue = None if topic is None else topic.queue_or_other(run.queue_id)
         passed, count = run.first + run.rows - at, 0
         if topic is None or queue is None:
             logger.error(

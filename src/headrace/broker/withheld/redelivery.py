@@ -34,8 +34,7 @@ def redeliver(broker: Broker, records: RecordBatch, count: int) -> Counter[str]:
         topic = None if name in INTERNAL_TOPICS else broker.topics.get(name)
         if topic is None:
             return -1
-        # Queues never go, so the number fits unless somebody else's store says otherwise.
-        return joint.destination(topic, topic.queue(queue_id) or topic.pick_queue())
+        return joint.destination(topic, topic.queue_or_other(queue_id))
 
     nowhere = add_copies(records, count, joint.batch, resolve)
     left_out = Counter({NOWHERE: nowhere} if nowhere else {})

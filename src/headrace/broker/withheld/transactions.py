@@ -292,8 +292,7 @@ class Transactions:
         topic = self._broker.topics.get(half.property(b"REAL_TOPIC") or "")
         if topic is None or queue_id >= MAX_QUEUES:
             return None
-        # Queues never go, so the number fits unless somebody else's store says otherwise.
-        return topic, topic.queue(queue_id) or topic.pick_queue()
+        return topic, topic.queue_or_other(queue_id)
 
     def note_dropped(self, ending: Ending) -> None:
         """Note that nothing decides a transaction any more."""
