@@ -104,7 +104,7 @@ class World:
     def _end(self, queue_offset: int, physical_offset: int, half: Half) -> None:
         decision = Decision.COMMIT if half.is_committed else Decision.ROLLBACK
         try:
-            self.rig.transactions.end(PRODUCERS, queue_offset, physical_offset, decision)
+            self.rig.end(PRODUCERS, queue_offset, physical_offset, decision)
         except MessageNotFoundError:
             assert not half.is_acknowledged, f"{half.body!r} is acknowledged and gone"
 
@@ -114,9 +114,9 @@ class World:
             return
         original = self.rng.choice(messages)
         level = self.rng.choice((-1, 1, 2))
-        placed = self.rig.retries.send_back(RULES, original.physical_offset, level, self.rig.clock.now_ms())
-        assert placed is not None
-        self.sends.append(Send(original.body, placed[1], DEAD if level < 0 else RETRY))
+        wait = self.rig.send_back(RULES, original.physical_offset, level)
+        assert wait is not None
+        self.sends.append(Send(original.body, wait, DEAD if level < 0 else RETRY))
         if level < 0:
             self.dead_letters[original.body] += 1
 

@@ -96,7 +96,7 @@ class World:
     def _end(self, half_offset: int, physical_offset: int, decision: Decision | None) -> None:
         assert decision is not None
         try:
-            self.rig.transactions.end("P", half_offset, physical_offset, decision)
+            self.rig.end("P", half_offset, physical_offset, decision)
         except MessageNotFoundError:
             # A power cut took the half message: nobody was told that it was there.
             raw = self.rig.store.log.read(physical_offset)
@@ -109,7 +109,7 @@ class World:
     def send_back(self, level: int) -> None:
         body = self.account.add(Owed("%RETRY%G", self.now() + LEVELS_MS[level - 1]))
         stored = self.rig.append("source", body)
-        self.rig.retries.send_back(RULES, stored.physical_offset, level, self.now())
+        self.rig.send_back(RULES, stored.physical_offset, level)
 
     def answer_checks(self) -> None:
         checks: list[TransactionCheck] = self.rig.checks[:]

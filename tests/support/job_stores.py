@@ -9,6 +9,7 @@ from typing import Any
 from headrace.broker.message import Message, put
 from headrace.broker.topic import TopicConfig
 from headrace.broker.withheld.retry import RetryRules
+from tests.support.messaging import send_back
 from tests.support.remoting import RemotingRig
 
 HOUR = 3_600_000
@@ -83,7 +84,7 @@ class JobStore(RemotingRig):
     def fail(self, group: str, physical_offset: int, *, give_up: bool = False) -> None:
         """Have a group send a message back; as a dead letter if it gives up."""
         rules = RetryRules(group)
-        self.services.messages.retries.send_back(rules, physical_offset, -1 if give_up else 0, self.now)
+        send_back(self.broker, self.services.messages.retries, rules, physical_offset, -1 if give_up else 0)
         if not give_up:
             self.services.statistics.note_send_back(group, "T")
 

@@ -12,13 +12,16 @@ from headrace.broker.broker import Broker
 from headrace.broker.config_file import ConfigFile, FileWriter
 from headrace.broker.consumers.offsets import FILE_NAME as OFFSETS_FILE
 from headrace.broker.consumers.offsets import OffsetTable
+from headrace.broker.copies import RecordCopy
+from headrace.broker.gathering import Gathering
 from headrace.broker.message import Message, StoredMessage, put
 from headrace.broker.pull import read_queue
 from headrace.broker.topic import TopicConfig
-from headrace.broker.withheld.retry import DeadLetters, Retries
+from headrace.broker.withheld.retry import DeadLetters, Retries, RetryRules
 from headrace.broker.withheld.schedule import FILE_NAME as DELAYS_FILE
 from headrace.broker.withheld.schedule import DelayLevels, parse_levels
 from headrace.broker.withheld.timed import TimedMessages
+from headrace.broker.withheld.transaction_end import Decision
 from headrace.broker.withheld.transactions import TransactionCheck, Transactions
 from headrace.errors import StoreFullError
 from headrace.store.check import check_store
@@ -27,6 +30,18 @@ from tests.support.brokers import BrokerRig
 
 SENDER = 0x0A000005_00001B59
 """10.0.0.5:7001"""
+
+
+def send_back(
+    broker: Broker, retries: Retries, rules: RetryRules, physical_offset: int, level: int, *, most: int | None = None
+) -> int | None:
+    """Have a group send a message back; return the offset to wait for, None where it is dropped."""
+    raw = broker.store.log.read(physical_offset)
+    assert raw is not None
+    gathering = Gathering(broker)
+    work = retries.sending_back(gathering, rules, RecordCopy(raw), level, max_times=most)
+    gathering.publish()
+    return None if work is None else work.finish(broker.clock.now_ms())
 
 
 class OffsetTicker:
@@ -156,6 +171,22 @@ class MessagingRig(BrokerRig):
         raw = self.store.log.read(placed.physical_offset)
         assert raw is not None
         return StoredMessage.from_record(raw)
+
+    def send_back(
+        self, rules: RetryRules, physical_offset: int, level: int = 0, *, most: int | None = None
+    ) -> int | None:
+        """As the function."""
+        return send_back(self.broker, self.retries, rules, physical_offset, level, most=most)
+
+    def end(self, group: str, half_offset: int, physical_offset: int, decision: Decision) -> bool:
+        """Decide a transaction as its producer does; return whether that decided it."""
+        gathering = Gathering(self.broker)
+        ending = self.transactions.ending(gathering, group, half_offset, physical_offset, decision)
+        if ending is None:
+            return False
+        gathering.publish()
+        ending.finish()
+        return True
 
     def fill_disk(self) -> None:
         """Refuse every append from now on, as a full disk does."""

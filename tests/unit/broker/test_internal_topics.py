@@ -37,7 +37,7 @@ def test_a_publish_cannot_decide_a_transaction(rig: MessagingRig) -> None:
     with pytest.raises(InvalidNameError):
         publish(rig, OP_TOPIC, str(placed.queue_offset).encode())
     rig.restart()
-    assert rig.transactions.end("P", placed.queue_offset, placed.physical_offset, Decision.COMMIT)
+    assert rig.end("P", placed.queue_offset, placed.physical_offset, Decision.COMMIT)
     rig.store.flush()
     assert rig.bodies("T", 2) == [b"body"]
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.broker.copies import RecordCopy
 from headrace.broker.gathering import Gathering, Joint, Work
-from headrace.broker.message import Placed
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.broker.withheld.schedule import DelayLevels
 from headrace.errors import MessageNotFoundError
@@ -128,7 +127,7 @@ class RetryCounters:
     dropped: int = 0
     """Messages of groups without a retry queue."""
     refused: int = 0
-    """Messages that are not there any more."""
+    """Messages that no consumer was given."""
 
 
 class Retries:
@@ -161,43 +160,6 @@ class Retries:
         """
         return self._broker.create_topic(DEAD_LETTER_PREFIX + group, TopicConfig(1, 1))
 
-    def send_back(
-        self,
-        rules: RetryRules,
-        physical_offset: int,
-        delay_level: int,
-        now_ms: int,
-        *,
-        max_times: int | None = None,
-    ) -> tuple[Placed, int] | None:
-        """Store a message again for its group.
-
-        Args:
-            physical_offset: Of the record that the consumer got.
-            delay_level: 0: by the number of reconsumptions; below 0: a dead letter at once.
-            max_times: The consumer's own limit of reconsumptions; None for the group's.
-
-        Returns:
-            Where the copy is, and the physical offset that must be durable before the consumer is answered; None when
-            the message is dropped, because its group has no retry queue.
-
-        Raises:
-            MessageNotFoundError: there is no such record.
-            RequestError, StoreError: the copy was not stored.
-        """
-        raw = self._broker.store.log.read(physical_offset)
-        if raw is None:
-            self.counters.refused += 1
-            raise MessageNotFoundError(physical_offset)
-        gathering = Gathering(self._broker)
-        work = self.sending_back(gathering, rules, RecordCopy(raw), delay_level, max_times=max_times)
-        if work is None:
-            return None
-        gathering.publish()
-        wait_offset = work.finish(now_ms)
-        physical_offset, queue_offset, record_bytes = work.placed()
-        return Placed(work.queue_id, physical_offset, queue_offset, record_bytes), wait_offset
-
     def sending_back(
         self,
         gathering: Gathering,
@@ -209,7 +171,10 @@ class Retries:
     ) -> SendingBack | None:
         """Add the copy of a message to a gathering; its ``finish`` is to be called when that was published.
 
-        Arguments as for ``send_back``.
+        Args:
+            stored: The record that the consumer got.
+            delay_level: 0: by the number of reconsumptions; below 0: a dead letter at once.
+            max_times: The consumer's own limit of reconsumptions; None for the group's.
 
         Returns:
             None when the message is dropped, because its group has no retry queue.

@@ -204,34 +204,14 @@ class Transactions:
                 f"the broker has its limit of {most} open transactions (broker.max_open_transactions)"
             )
 
-    def end(self, group: str, half_offset: int, physical_offset: int, decision: Decision) -> bool:
-        """Decide a transaction, as its producer says.
-
-        Args:
-            half_offset: Queue offset of the half message, or of any copy of it that was asked about.
-            physical_offset: That of the same record.
-
-        Returns:
-            Whether that decided it: not when it was decided before, nor when the producer does not know.
-
-        Raises:
-            MessageNotFoundError: there is no such half message of that group.
-            StoreError: the store takes no writes; the transaction stays open.
-        """
-        gathering = Gathering(self._broker)
-        ending = self.ending(gathering, group, half_offset, physical_offset, decision)
-        if ending is None:
-            return False
-        gathering.publish()
-        ending.finish()
-        return True
-
     def ending(
         self, gathering: Gathering, group: str, half_offset: int, physical_offset: int, decision: Decision
     ) -> Ending | RepeatedEnding | None:
         """Add what decides a transaction to a gathering; its ``finish`` is to be called when that was published.
 
-        Arguments as for ``end``.
+        Args:
+            half_offset: Queue offset of the half message, or of any copy of it that was asked about.
+            physical_offset: That of the same record.
 
         Returns:
             None where nothing is to be written: it was decided before (see ``decided_offset``), or the producer does

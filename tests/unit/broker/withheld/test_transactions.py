@@ -66,7 +66,7 @@ def prepare(rig: MessagingRig, body: bytes = b"body", **properties: str) -> Half
 
 
 def end(rig: MessagingRig, half: Half, decision: Decision = Decision.COMMIT, group: str = "P") -> bool:
-    return rig.transactions.end(group, *half, decision)
+    return rig.end(group, *half, decision)
 
 
 def test_a_half_message_is_seen_by_nobody(rig: MessagingRig) -> None:
@@ -138,7 +138,7 @@ def test_a_decision_must_name_its_half_message(rig: MessagingRig, group: str, ha
     """remoting.md 4.6, trap 25: validate three fields."""
     _, physical_offset = prepare(rig)
     with pytest.raises(MessageNotFoundError):
-        rig.transactions.end(group, half_offset, physical_offset + shift, Decision.COMMIT)
+        rig.end(group, half_offset, physical_offset + shift, Decision.COMMIT)
     assert rig.transactions.counters.refused == 1
     assert rig.transactions.open_count == 1
 
@@ -177,7 +177,7 @@ def test_a_record_within_a_body_is_no_half_message(rig: MessagingRig, place: int
     put(rig.broker, rig.message("T", forged))
     assert rig.store.log.read(at) is not None
     with pytest.raises(MessageNotFoundError):
-        rig.transactions.end("P", place, at, decision)
+        rig.end("P", place, at, decision)
     assert rig.transactions.open_count == 1
     assert b"forged" not in rig.bodies("T", 0)
 
@@ -1013,7 +1013,7 @@ def commit_what_is_asked(rig: MessagingRig, milliseconds: int) -> None:
     rig.pass_time(milliseconds)
     asked, rig.checks[:] = list(rig.checks), []
     for check in asked:
-        rig.transactions.end("P", check.half_offset, check.physical_offset, Decision.COMMIT)
+        rig.end("P", check.half_offset, check.physical_offset, Decision.COMMIT)
         rig.store.flush()
 
 
@@ -1025,7 +1025,7 @@ def test_a_note_that_a_power_cut_took_delivers_nothing_twice(tmp_path: Path, wha
     placed, _ = rig.transactions.prepare(half, rig.clock.now_ms())
     rig.store.flush()
     if what == "decision":
-        rig.transactions.end("P", 0, placed.physical_offset, Decision.COMMIT)
+        rig.end("P", 0, placed.physical_offset, Decision.COMMIT)
         behind = rig.store.queue("T", 0).position_of(0)
     else:
         rig.pass_time(150, flush=False)
@@ -1056,7 +1056,7 @@ def test_a_newest_copy_that_a_power_cut_took_is_decided_where_its_message_was_ke
     put(rig.broker, rig.message("T", b"other", queue_id=1))
     place = placed if named == "first copy" else check
     half_offset = placed.queue_offset if named == "first copy" else check.half_offset
-    rig.transactions.end("P", half_offset, place.physical_offset, Decision.COMMIT)
+    rig.end("P", half_offset, place.physical_offset, Decision.COMMIT)
     rig.checks.clear()
     behind = rig.store.queue("T", 0).position_of(0) if op_is_lost else rig.store.queue(OP_TOPIC, 0).position_of(2)
     rig.is_damaged = True
