@@ -18,25 +18,20 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.clock import Clock
 from headrace.errors import SideFileError, UnsyncedError
 from headrace.format.epochs import queue_ends_row, read_queue_ends
 from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES
 from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import FORMAT_VERSION, naming, open_anew, read_side_file, write_side_file
 from headrace.log_pace import Trouble
-from headrace.settings import StoreSettings
-from headrace.store.commit_log import CommitLog
-from headrace.store.consume_queue import UNSYNCED_VIEWS, ConsumeQueue, QueueFiles
-from headrace.store.directory import StoreDirectory
+from headrace.store.consume_queue import UNSYNCED_VIEWS, ConsumeQueue
 from headrace.store.segment import is_syncfs_told_of_errors, sync_file_system
 
 if TYPE_CHECKING:
-    from headrace.store.store import StoreCounters
+    from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -60,32 +55,25 @@ class Checkpoints:
         queue_ends: Where queues go on that the last clean end took fillers from.
     """
 
-    def __init__(
-        self,
-        log: CommitLog,
-        queues: Mapping[tuple[str, int], ConsumeQueue],
-        directory: StoreDirectory,
-        files: QueueFiles,
-        executor: ThreadPoolExecutor,
-        clock: Clock,
-        settings: StoreSettings,
-        counters: StoreCounters,
-        lock_fd: int,
-    ) -> None:
+    def __init__(self, store: Store, executor: ThreadPoolExecutor, lock_fd: int) -> None:
+        """Take a store whose log and files of queues are there.
+
+        Args:
+            lock_fd: Open since before anything was written: it is told of whatever could not be.
+        """
         self.offset = 0
         self.queue_ends: dict[tuple[str, int], int] = {}
         self.job: Future[None] | None = None
-        self._log = log
-        self._queues = queues
-        self._directory = directory
-        self._files = files
+        self._log = store.log
+        self._queues = store.queues
+        self._directory = store.directory
+        self._files = store.files
         self._executor = executor
-        self._clock = clock
-        self._settings = settings
-        self._counters = counters
-        # Open since before anything was written: it is told of whatever could not be.
+        self._clock = store.clock
+        self._settings = store.settings
+        self._counters = store.counters
         self._lock_fd = lock_fd
-        self._began_ms = clock.monotonic_ms()
+        self._began_ms = store.clock.monotonic_ms()
         self._target = 0
         self._making: Future[None] | None = None
         self._looked_at = 0  # those before it on the log's list of dirty queues have a file, or their job did

@@ -207,17 +207,7 @@ class Store:
         self.log.segments.on_retired = lambda segment: self._executor.submit(segment.drop_pages)
         self.log.store_host = store_host
         self.log.store_host_v6 = store_host_v6
-        self.checkpoints = Checkpoints(
-            self.log,
-            self.queues,
-            self.directory,
-            self.files,
-            self._executor,
-            self.clock,
-            self.settings,
-            self.counters,
-            self._lock_fd,
-        )
+        self.checkpoints = Checkpoints(self, self._executor, self._lock_fd)
         self._supply = SegmentSupply(self.log, self.directory, self._executor, self.settings, self.counters)
         self.zero_ahead = ZeroAhead(self.log, self._executor, self.counters)
         self.log.provide_segment = self._provide_segment
