@@ -63,10 +63,8 @@ class DurableMark:
         if self._map is not None:
             self._map[at : at + SLOT.size] = slot
         else:
-            try:
+            with naming(self._path):
                 os.pwrite(self._fd, slot, at)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, str(self._path)) from error
         self._sequence = sequence
         self.noted_offset = physical_offset
 

@@ -411,15 +411,14 @@ class Opening:
         behind = position + len(head)
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.pwrite(fd, head, position)
-            for first, last in [] if punch_hole(fd, behind, size - behind) else segment.written_ranges(behind):
-                for start in range(first, last, _BLANK_AT_ONCE_BYTES):
-                    zeros = bytes(min(last - start, _BLANK_AT_ONCE_BYTES))
-                    if segment.read(start, len(zeros)) != zeros:
-                        os.pwrite(fd, zeros, start)
-            os.fsync(fd)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, segment.path) from error
+            with naming(segment.path):
+                os.pwrite(fd, head, position)
+                for first, last in [] if punch_hole(fd, behind, size - behind) else segment.written_ranges(behind):
+                    for start in range(first, last, _BLANK_AT_ONCE_BYTES):
+                        zeros = bytes(min(last - start, _BLANK_AT_ONCE_BYTES))
+                        if segment.read(start, len(zeros)) != zeros:
+                            os.pwrite(fd, zeros, start)
+                os.fsync(fd)
         finally:
             os.close(fd)
 
