@@ -29,6 +29,14 @@ Row = dict[str, Any]
 
 # What nsqd shows while end-to-end latency is not measured: never null, never left out.
 NO_LATENCY: Final[Mapping[str, Any]] = {"count": 0, "percentiles": None}
+# Of a client's connection. Nor is there compression, or AUTH, of which nsqd says nothing then.
+NO_TLS: Final[Mapping[str, Any]] = {
+    "tls": False,
+    "tls_cipher_suite": "",
+    "tls_version": "",
+    "tls_negotiated_protocol": "",
+    "tls_negotiated_protocol_is_mutual": False,
+}
 ROWS_PER_TURN: Final = 200
 SOURCE: Final = "nsq"
 """What the broker's statistics call this protocol."""
@@ -47,23 +55,12 @@ class ClientStats:
     """0 before SUB, 3 subscribed, 4 after CLS."""
     connect_ts: int
     """When it connected, in seconds since 1970."""
-    version: str = "V2"
     ready_count: int = 0
     in_flight_count: int = 0
     message_count: int = 0
     finish_count: int = 0
     requeue_count: int = 0
     sample_rate: int = 0
-    deflate: bool = False
-    snappy: bool = False
-    tls: bool = False
-    tls_cipher_suite: str = ""
-    tls_version: str = ""
-    tls_negotiated_protocol: str = ""
-    tls_negotiated_protocol_is_mutual: bool = False
-    authed: bool = False
-    auth_identity: str = ""
-    auth_identity_url: str = ""
     pub_counts: Mapping[str, int] = field(default_factory=dict)
     """Messages published by this connection, by topic."""
 
@@ -223,7 +220,7 @@ def client_row(stats: ClientStats, topic: str) -> Row:
     row: Row = {
         "client_id": stats.client_id,
         "hostname": stats.hostname,
-        "version": stats.version,
+        "version": "V2",
         "remote_address": stats.remote_address,
         "state": stats.state,
         "ready_count": stats.ready_count,
@@ -233,24 +230,16 @@ def client_row(stats: ClientStats, topic: str) -> Row:
         "requeue_count": stats.requeue_count,
         "connect_ts": stats.connect_ts,
         "sample_rate": stats.sample_rate,
-        "deflate": stats.deflate,
-        "snappy": stats.snappy,
+        "deflate": False,
+        "snappy": False,
         "user_agent": stats.user_agent,
     }
-    for name in ("authed", "auth_identity", "auth_identity_url"):
-        if getattr(stats, name):
-            row[name] = getattr(stats, name)
     pub_counts = [
         {"topic": name, "count": count} for name, count in stats.pub_counts.items() if not topic or name == topic
     ]
     if pub_counts:
         row["pub_counts"] = pub_counts
-    row["tls"] = stats.tls
-    row["tls_cipher_suite"] = stats.tls_cipher_suite
-    row["tls_version"] = stats.tls_version
-    row["tls_negotiated_protocol"] = stats.tls_negotiated_protocol
-    row["tls_negotiated_protocol_is_mutual"] = stats.tls_negotiated_protocol_is_mutual
-    return row
+    return {**row, **NO_TLS}
 
 
 def memory_row() -> Row:
