@@ -396,27 +396,28 @@ class RemotingConnection(RequestConnection):
             self.send_when_durable(reply.wait_offset, reply.encode(serialize, opaque), refuse_late)
             return
 
-        def saved(error: OSError | None) -> None:
+        def end(refusal: str = "") -> None:
             self._owed -= 1
-            if error is not None:
-                text = (
-                    f"cannot write to the disk: {error.strerror or error}; the change counts, its write is tried again"
-                )
-                self._refuse_late(serialize, opaque, text)
+            if refusal:
+                self._refuse_late(serialize, opaque, refusal)
             else:
                 self._send_reply(serialize, opaque, reply)
             self._finish()
 
-        def opened(error: StoreError | None) -> None:
-            if error is None and reply.wait_saved is not None:
-                reply.wait_saved(saved)
-                return
-            self._owed -= 1
-            if error is not None:
-                self._refuse_late(serialize, opaque, str(error))
+        def saved(error: OSError | None) -> None:
+            if error is None:
+                end()
             else:
-                self._send_reply(serialize, opaque, reply)
-            self._finish()
+                reason = error.strerror or error
+                end(f"cannot write to the disk: {reason}; the change counts, its write is tried again")
+
+        def opened(error: StoreError | None) -> None:
+            if error is not None:
+                end(str(error))
+            elif reply.wait_saved is not None:
+                reply.wait_saved(saved)
+            else:
+                end()
 
         self._owed += 1
         self.services.broker.gate.wait(reply.wait_offset, opened)
@@ -529,10 +530,6 @@ class RemotingConnection(RequestConnection):
         if self.is_closing():
             return
         self.send(reply.encode(serialize, opaque))
-
-    def _finish(self) -> None:
-        if self.cause and not self._owed:
-            self.shut()
 
     def _is_far_behind(self) -> bool:
         """Return whether as many bytes wait for the client as may, and those of its own requests' answers besides."""

@@ -136,6 +136,11 @@ class RequestConnection(TurnConnection):
         """Return whether answers wait for the disk."""
         return self._owed > 0
 
+    def _finish(self) -> None:
+        """Shut a connection that was left, behind the last answer that it was owed."""
+        if self.cause and not self._owed:
+            self.shut()
+
     # -- reading -------------------------------------------------------------------------------------------------
 
     def take_read(self, nbytes: int) -> None:

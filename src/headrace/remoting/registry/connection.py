@@ -118,8 +118,7 @@ class RegistryConnection(RequestConnection):
         def answer() -> None:
             self._owed -= 1
             self._answer_by(lambda: handler(self, command), command)
-            if self.cause and not self._owed:
-                self.shut()
+            self._finish()
 
         if command.is_oneway or not self.server.hold_route(answer):
             return False
@@ -140,8 +139,7 @@ class RegistryConnection(RequestConnection):
                 # It counts until the restart, and is tried again: whoever asked must know that it may not last.
                 text = f"not written to {self.server.kv_path}: {error.strerror or error}"
                 self.answer(command, Reply(ResponseCode.SYSTEM_ERROR, text))
-            if self.cause and not self._owed:
-                self.shut()
+            self._finish()
 
         self._owed += 1
         self.server.save_kv(saved, is_changed=is_changed)
