@@ -21,6 +21,7 @@ from prometheus_client import Metric, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from headrace.admin import remoting_metrics
+from headrace.admin.families import counter, gauge, labelled
 from headrace.admin.registry_metrics import add_to_listeners, registration_families, registry_families
 from headrace.admin.slices import family_slices, sample_lines
 from headrace.admin.sources import MetricSources
@@ -181,8 +182,10 @@ class MetricsReport:
 
     def _node_families(self, topics: int, channels: int) -> Iterator[Metric]:
         sources = self._sources
-        yield _single("headrace_node_info", "Always 1; the version is a label.", 1, version=sources.version)
-        yield _single(
+        info = GaugeMetricFamily("headrace_node_info", "Always 1; the version is a label.", labels=("version",))
+        info.add_metric((sources.version,), 1)
+        yield info
+        yield gauge(
             "headrace_node_start_time_seconds",
             "When it began to listen, after the store was opened, in seconds since 1970.",
             sources.started_at_ms / 1000,
@@ -190,23 +193,23 @@ class MetricsReport:
         yield _histogram(
             "headrace_node_loop_lag_seconds", "How late the event loop ran a 100 ms timer.", sources.loop_lag
         )
-        yield _count(
+        yield counter(
             "headrace_node_standstill_seconds",
             "Time that no deadline saw, because the event loop stood still.",
             sources.clock.left_out_seconds,
         )
-        yield _count(
+        yield counter(
             "headrace_node_without_files_seconds",
             "Seconds in which no file descriptor was left; new connections are closed unanswered then.",
             sources.files.seconds_without,
         )
-        yield _count(
+        yield counter(
             "headrace_node_log_lines_left_out",
             "Lines of the log that standard error did not take: a full disk, or a reader that takes nothing.",
             LogOutput.left_out_total,
         )
-        yield _single("headrace_broker_topics", "Topics of this broker.", topics)
-        yield _single("headrace_broker_channels", "Channels of all topics.", channels)
+        yield gauge("headrace_broker_topics", "Topics of this broker.", topics)
+        yield gauge("headrace_broker_channels", "Channels of all topics.", channels)
         broker = sources.broker
         counters = broker.counters
         bugs = counters.listener_errors + counters.service_errors
@@ -230,35 +233,33 @@ class MetricsReport:
             ("catalog_errors", "Failed writes of the catalog.", broker.catalog_errors),
             ("internal_errors", "Times that a part of the broker failed by a bug.", bugs),
         ):
-            yield _count(f"headrace_broker_{name}", text, count)
+            yield counter(f"headrace_broker_{name}", text, count)
 
     def _store_families(self) -> Iterator[Metric]:
         store = self._sources.store
         log, counters = store.log, store.counters
-        yield _single(
+        yield gauge(
             "headrace_store_log_bytes",
             "Size of the commit log's files, preallocated room included.",
             len(log.segments) * log.segment_bytes,
         )
-        yield _single("headrace_store_first_offset_bytes", "Physical offset of the oldest record.", log.first_offset)
-        yield _single("headrace_store_end_offset_bytes", "Physical offset of the next record.", log.end_offset)
-        yield _single(
+        yield gauge("headrace_store_first_offset_bytes", "Physical offset of the oldest record.", log.first_offset)
+        yield gauge("headrace_store_end_offset_bytes", "Physical offset of the next record.", log.end_offset)
+        yield gauge(
             "headrace_store_durable_offset_bytes",
             "Physical offset below which everything is on the disk.",
             log.durable_offset,
         )
-        yield _single(
-            "headrace_store_unflushed_bytes", "Bytes of the log that wait for a flush.", store.unflushed_bytes
-        )
+        yield gauge("headrace_store_unflushed_bytes", "Bytes of the log that wait for a flush.", store.unflushed_bytes)
         yield _histogram(
             "headrace_store_fdatasync_seconds", "Time of one fdatasync of the commit log.", store.flush_seconds
         )
-        yield _single("headrace_store_writable", "1, or 0 when the last write failed.", not store.last_write_error)
+        yield gauge("headrace_store_writable", "1, or 0 when the last write failed.", not store.last_write_error)
         index = store.index
-        yield _single(
+        yield gauge(
             "headrace_store_index_behind_bytes", "Bytes of the log that the key index lacks.", index.behind_bytes
         )
-        yield _single("headrace_store_holes", "Damaged ranges of the log that are quarantined.", len(store.holes))
+        yield gauge("headrace_store_holes", "Damaged ranges of the log that are quarantined.", len(store.holes))
         for name, text, count in (
             ("appended_records", "Records appended.", log.appended_records),
             ("appended_bytes", "Bytes appended.", log.appended_bytes),
@@ -287,7 +288,7 @@ class MetricsReport:
                 counters.zero_errors,
             ),
         ):
-            yield _count(f"headrace_store_{name}", text, count)
+            yield counter(f"headrace_store_{name}", text, count)
 
     def _listener_families(self) -> Iterator[Metric]:
         connections = GaugeMetricFamily("headrace_net_open_connections", "Connections open now.", labels=("listener",))
@@ -333,14 +334,8 @@ class _OneFamily:
 
 
 def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
-    commands = CounterMetricFamily("headrace_nsq_commands", "Commands taken; FIN and REQ settle.", labels=("command",))
-    for command, count in sorted(stats.commands.items()):
-        commands.add_metric((command,), count)
-    yield commands
-    closed = CounterMetricFamily("headrace_nsq_closed_connections", "Connections ended.", labels=("cause",))
-    for cause, count in sorted(stats.connections_closed.items()):
-        closed.add_metric((cause,), count)
-    yield closed
+    yield labelled("headrace_nsq_commands", "Commands taken; FIN and REQ settle.", "command", stats.commands)
+    yield labelled("headrace_nsq_closed_connections", "Connections ended.", "cause", stats.connections_closed)
     for name, text, value in (
         ("accepted_connections", "Connections accepted, refused ones included.", stats.connections_total),
         ("delivered_messages", "Messages sent to consumers.", stats.messages_out),
@@ -361,8 +356,8 @@ def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
         ("write_pauses", "Times delivery stopped because a client was slow.", stats.write_pauses),
         ("busy_poll_seconds", "Time spent awake between clients' commands.", stats.busy_poll_s),
     ):
-        yield _count(f"headrace_nsq_{name}", text, value)
-    yield _single(
+        yield counter(f"headrace_nsq_{name}", text, value)
+    yield gauge(
         "headrace_nsq_delivery_interval_seconds",
         "For how long a busy channel gathers what it delivers next.",
         stats.delivery_interval_s,
@@ -376,16 +371,6 @@ def _holder_slices(
     return family_slices(
         kind, family.name, family.help, labels, ((names, family.read(holder)) for names, holder in rows)
     )
-
-
-def _single(name: str, text: str, value: float, **labels: str) -> Metric:
-    metric = GaugeMetricFamily(name, text, labels=tuple(labels))
-    metric.add_metric(tuple(labels.values()), value)
-    return metric
-
-
-def _count(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, text, value=value)
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from headrace.admin.families import counter, gauge, labelled
+
 if TYPE_CHECKING:
     from headrace.remoting.registration import Registrar
     from headrace.remoting.registry.server import RegistryServer, RegistryStats
@@ -18,30 +20,17 @@ LISTENER = "registry"
 def registry_families(registry: RegistryServer) -> Iterator[Metric]:
     """Yield what a registry in this process counts, but for connections and refusals; see ``add_to_listeners``."""
     stats = registry.stats()
-    yield GaugeMetricFamily("headrace_registry_brokers", "Broker processes thought to be alive.", value=stats.brokers)
-    yield GaugeMetricFamily("headrace_registry_topics", "Topics with a route.", value=stats.topics)
-    requests = CounterMetricFamily("headrace_registry_requests", "Requests taken.", labels=("request",))
-    for name, count in sorted(stats.requests.items()):
-        requests.add_metric((name,), count)
-    yield requests
-    dropped = CounterMetricFamily(
-        "headrace_registry_dropped_brokers", "Brokers dropped without a goodbye.", labels=("cause",)
-    )
-    dropped.add_metric(("connection",), stats.brokers_lost)
-    dropped.add_metric(("silence",), stats.brokers_expired)
-    yield dropped
+    yield gauge("headrace_registry_brokers", "Broker processes thought to be alive.", stats.brokers)
+    yield gauge("headrace_registry_topics", "Topics with a route.", stats.topics)
+    yield labelled("headrace_registry_requests", "Requests taken.", "request", stats.requests)
+    dropped = {"connection": stats.brokers_lost, "silence": stats.brokers_expired}
+    yield labelled("headrace_registry_dropped_brokers", "Brokers dropped without a goodbye.", "cause", dropped)
     if registry.guard is not None:
-        denied = CounterMetricFamily(
-            "headrace_registry_denied_requests", "Requests denied by access control.", labels=("reason",)
+        denied, unsigned = registry.guard.refusals, registry.guard.unsigned
+        yield labelled("headrace_registry_denied_requests", "Requests denied by access control.", "reason", denied)
+        yield labelled(
+            "headrace_registry_unsigned_requests", "Requests taken because of their address.", "user", unsigned
         )
-        for reason, count in sorted(registry.guard.refusals.items()):
-            denied.add_metric((reason,), count)
-        unsigned = CounterMetricFamily(
-            "headrace_registry_unsigned_requests", "Requests taken because of their address.", labels=("user",)
-        )
-        for user, count in sorted(registry.guard.unsigned.items()):
-            unsigned.add_metric((user,), count)
-        yield from (denied, unsigned)
     for name, text, value in (
         ("registrations", "Registrations taken.", stats.registrations),
         ("late_words", "Registrations and goodbyes over a replaced connection, not taken.", stats.late_words),
@@ -51,7 +40,7 @@ def registry_families(registry: RegistryServer) -> Iterator[Metric]:
         ("received_bytes", "Bytes received.", stats.bytes_in),
         ("sent_bytes", "Bytes sent.", stats.bytes_out),
     ):
-        yield CounterMetricFamily(f"headrace_registry_{name}", text, value=value)
+        yield counter(f"headrace_registry_{name}", text, value)
 
 
 def registration_families(registrar: Registrar) -> Iterator[Metric]:

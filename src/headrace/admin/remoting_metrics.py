@@ -5,12 +5,13 @@ Ref: docs/metrics.md lists the families.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from headrace.admin.families import counter, gauge, labelled
 from headrace.admin.slices import family_slices
 from headrace.broker.consumers.clients import Role
 
@@ -36,11 +37,11 @@ def remoting_families(assembly: RemotingAssembly) -> Iterator[Metric]:
 
 def _server_families(server: RemotingServer) -> Iterator[Metric]:
     stats = server.stats()
-    yield _labelled("headrace_remoting_requests", "Requests taken; plain sends together.", "request", stats.requests)
-    yield _labelled("headrace_remoting_unsupported", "Requests of codes not served.", "code", stats.unsupported)
-    yield _labelled("headrace_remoting_calls", "Requests sent to clients.", "request", stats.calls)
-    yield _labelled("headrace_remoting_closed_connections", "Connections ended.", "cause", stats.connections_closed)
-    yield _gauge("headrace_remoting_waiting_pulls", "Pulls that wait for a message.", stats.pulls_waiting)
+    yield labelled("headrace_remoting_requests", "Requests taken; plain sends together.", "request", stats.requests)
+    yield labelled("headrace_remoting_unsupported", "Requests of codes not served.", "code", stats.unsupported)
+    yield labelled("headrace_remoting_calls", "Requests sent to clients.", "request", stats.calls)
+    yield labelled("headrace_remoting_closed_connections", "Connections ended.", "cause", stats.connections_closed)
+    yield gauge("headrace_remoting_waiting_pulls", "Pulls that wait for a message.", stats.pulls_waiting)
     for name, text, count in (
         ("accepted_connections", "Connections accepted, refused ones included.", stats.connections_total),
         ("received_messages", "Messages of plain sends.", stats.messages_in),
@@ -57,11 +58,11 @@ def _server_families(server: RemotingServer) -> Iterator[Metric]:
         ("write_pauses", "Times output waited because a client was slow.", stats.write_pauses),
         ("busy_poll_seconds", "Time spent awake between clients' requests.", stats.busy_poll_s),
     ):
-        yield _count(f"headrace_remoting_{name}", text, count)
+        yield counter(f"headrace_remoting_{name}", text, count)
     if server.guard is not None:
         refused, unsigned = server.guard.refusals, server.guard.unsigned
-        yield _labelled("headrace_remoting_denied_requests", "Requests denied by access control.", "reason", refused)
-        yield _labelled(
+        yield labelled("headrace_remoting_denied_requests", "Requests denied by access control.", "reason", refused)
+        yield labelled(
             "headrace_remoting_unsigned_requests", "Requests taken because of their address.", "user", unsigned
         )
 
@@ -84,10 +85,10 @@ def _group_families(services: Services) -> Iterator[Metric]:
         ("topic",),
         subscribed,
     )
-    yield _gauge("headrace_broker_groups", "Consumer groups, those of tools included.", len(services.groups))
-    yield _gauge("headrace_broker_group_offsets", "Committed offsets.", len(services.offsets))
-    yield _gauge("headrace_broker_waiting_resets", "Resets no consumer knows of.", services.offsets.waiting_resets)
-    yield _gauge("headrace_broker_queue_locks", "Queues locked by orderly consumers.", len(services.locks))
+    yield gauge("headrace_broker_groups", "Consumer groups, those of tools included.", len(services.groups))
+    yield gauge("headrace_broker_group_offsets", "Committed offsets.", len(services.offsets))
+    yield gauge("headrace_broker_waiting_resets", "Resets no consumer knows of.", services.offsets.waiting_resets)
+    yield gauge("headrace_broker_queue_locks", "Queues locked by orderly consumers.", len(services.locks))
     for name, text, count in (
         ("heartbeats", "Heartbeats taken.", clients.counters.heartbeats),
         ("refused_heartbeats", "Heartbeats refused at a bound.", clients.counters.refused),
@@ -103,7 +104,7 @@ def _group_families(services: Services) -> Iterator[Metric]:
         ("uncounted_statistics", "Counts not taken at broker.max_statistics.", services.statistics.refused),
         ("config_file_errors", "Failed writes of config files.", services.group_services.write_errors),
     ):
-        yield _count(f"headrace_broker_{name}", text, count)
+        yield counter(f"headrace_broker_{name}", text, count)
 
 
 def _message_families(services: Services) -> Iterator[Metric]:
@@ -116,16 +117,16 @@ def _message_families(services: Services) -> Iterator[Metric]:
     waiting.add_metric(("timer",), messages.timed.waiting)
     yield waiting
     delays, timed = messages.delays.counters, messages.timed.counters
-    yield _count(
+    yield counter(
         "headrace_broker_delayed_deliveries", "Delayed messages delivered.", delays.delivered + timed.delivered
     )
-    yield _count(
+    yield counter(
         "headrace_broker_dropped_delays", "Delayed messages without a topic any more.", delays.dropped + timed.dropped
     )
-    yield _count("headrace_broker_skipped_delays", "Delayed messages without a record any more.", delays.damaged)
-    yield _count("headrace_broker_clamped_delays", "Delay levels put back to the end of the log.", delays.clamped)
+    yield counter("headrace_broker_skipped_delays", "Delayed messages without a record any more.", delays.damaged)
+    yield counter("headrace_broker_clamped_delays", "Delay levels put back to the end of the log.", delays.clamped)
     transactions = messages.transactions
-    yield _gauge("headrace_broker_open_transactions", "Transactions that are open.", transactions.open_count)
+    yield gauge("headrace_broker_open_transactions", "Transactions that are open.", transactions.open_count)
     counters = transactions.counters
     outcomes = {
         "committed": counters.committed,
@@ -133,22 +134,22 @@ def _message_families(services: Services) -> Iterator[Metric]:
         "discarded": counters.discarded,
         "dropped": counters.dropped,
     }
-    yield _labelled("headrace_broker_transactions", "Transactions that ended.", "outcome", outcomes)
-    yield _count("headrace_broker_torn_decisions", "Decisions forgotten after a power cut.", counters.torn)
-    yield _count("headrace_broker_transaction_checks", "Questions to producers.", counters.checks)
-    yield _count("headrace_broker_retries", "Messages sent back to be tried again.", messages.retries.counters.retried)
+    yield labelled("headrace_broker_transactions", "Transactions that ended.", "outcome", outcomes)
+    yield counter("headrace_broker_torn_decisions", "Decisions forgotten after a power cut.", counters.torn)
+    yield counter("headrace_broker_transaction_checks", "Questions to producers.", counters.checks)
+    yield counter("headrace_broker_retries", "Messages sent back to be tried again.", messages.retries.counters.retried)
     moved = messages.offset_moved.counters
     outcomes = {"written": moved.written, "repeated": moved.repeated, "refused": moved.refused}
-    yield _labelled("headrace_broker_offset_moved_events", "Pulls of what is not there.", "outcome", outcomes)
+    yield labelled("headrace_broker_offset_moved_events", "Pulls of what is not there.", "outcome", outcomes)
     if services.statistics_records is not None:
         written = services.statistics_records.counters
         outcomes = {"written": written.written, "refused": written.refused, "dropped": written.dropped}
-        yield _labelled("headrace_broker_statistics_records", "Records of what was counted.", "outcome", outcomes)
-        yield _count("headrace_broker_unrecorded_lags", "Lags beyond the limit of a record.", written.left_out)
+        yield labelled("headrace_broker_statistics_records", "Records of what was counted.", "outcome", outcomes)
+        yield counter("headrace_broker_unrecorded_lags", "Lags beyond the limit of a record.", written.left_out)
     if services.webhook is not None:
         hook = services.webhook
         outcomes = {"sent": hook.sent, "failed": hook.failed, "dropped": hook.dropped}
-        yield _labelled("headrace_broker_webhook_calls", "Calls of the webhook.", "outcome", outcomes)
+        yield labelled("headrace_broker_webhook_calls", "Calls of the webhook.", "outcome", outcomes)
     given_up = [((group,), count) for group, count in messages.letters.counts.items()]
     yield from family_slices(
         CounterMetricFamily, "headrace_broker_dead_letters", "Messages a group gave up.", ("group",), given_up
@@ -159,7 +160,7 @@ def _reader_families(services: Services) -> Iterator[Metric]:
     """Bulk readers: docs/protocols/extensions.md."""
     counters = services.readers.counters
     waiting = len(services.readers.waits)
-    yield _gauge("headrace_remoting_waiting_reader_states", "READER_STATE requests that wait for news.", waiting)
+    yield gauge("headrace_remoting_waiting_reader_states", "READER_STATE requests that wait for news.", waiting)
     for name, text, count in (
         ("log_reads", "READ_LOG requests answered with a part of the log.", counters.log_requests),
         ("log_read_bytes", "Bytes of the log sent to them.", counters.log_bytes),
@@ -173,27 +174,27 @@ def _reader_families(services: Services) -> Iterator[Metric]:
         ("held_reader_states", "READER_STATE requests that waited.", counters.held_states),
         ("unheld_reader_states", "READER_STATE requests answered at once at a bound.", counters.unheld_states),
     ):
-        yield _count(f"headrace_remoting_{name}", text, count)
+        yield counter(f"headrace_remoting_{name}", text, count)
 
 
 def _producer_families(producers: ProducerServices) -> Iterator[Metric]:
     """Batches with an identity: docs/protocols/extensions.md."""
     sequences, keys, staged, log = producers.sequences, producers.keys, producers.staged, producers.log
-    yield _gauge("headrace_broker_producer_ids", "Producers whose progress is remembered.", len(sequences))
-    yield _gauge("headrace_broker_window_keys", "Keys that are remembered.", len(keys))
-    yield _gauge("headrace_broker_window_bytes", "Memory of these keys.", keys.memory_bytes)
-    yield _gauge("headrace_broker_staged_batches", "Batches that are not committed.", len(staged))
-    yield _gauge("headrace_broker_staged_messages", "Their messages.", staged.staged_rows)
-    yield _gauge("headrace_broker_staged_bytes", "Bytes of their bodies.", staged.staged_bytes)
+    yield gauge("headrace_broker_producer_ids", "Producers whose progress is remembered.", len(sequences))
+    yield gauge("headrace_broker_window_keys", "Keys that are remembered.", len(keys))
+    yield gauge("headrace_broker_window_bytes", "Memory of these keys.", keys.memory_bytes)
+    yield gauge("headrace_broker_staged_batches", "Batches that are not committed.", len(staged))
+    yield gauge("headrace_broker_staged_messages", "Their messages.", staged.staged_rows)
+    yield gauge("headrace_broker_staged_bytes", "Bytes of their bodies.", staged.staged_bytes)
     stored = {"sequence": sequences.counters.stored, "key": keys.counters.stored, "stage": staged.counters.staged}
-    yield _labelled("headrace_broker_identified_messages", "Messages stored with an identity.", "semantics", stored)
+    yield labelled("headrace_broker_identified_messages", "Messages stored with an identity.", "semantics", stored)
     duplicates = {
         "sequence": sequences.counters.duplicates,
         "key": keys.counters.duplicates,
         "stage": staged.counters.duplicates,
     }
-    yield _labelled("headrace_broker_duplicate_messages", "Messages dropped as duplicates.", "semantics", duplicates)
-    yield _labelled(
+    yield labelled("headrace_broker_duplicate_messages", "Messages dropped as duplicates.", "semantics", duplicates)
+    yield labelled(
         "headrace_broker_outdated_messages",
         "Messages dropped because their txn has had a later epoch.",
         "semantics",
@@ -204,13 +205,13 @@ def _producer_families(producers: ProducerServices) -> Iterator[Metric]:
         "window_full": keys.counters.refused,
         "stage_full": staged.counters.refused_runs,
     }
-    yield _labelled("headrace_broker_refused_identified_batches", "Batches refused.", "reason", refused)
+    yield labelled("headrace_broker_refused_identified_batches", "Batches refused.", "reason", refused)
     forgotten = {
         "producer": sequences.counters.forgotten,
         "keys": keys.counters.forgotten,
         "epoch": staged.counters.forgotten_txns,
     }
-    yield _labelled("headrace_broker_forgotten_producers", "State dropped at a bound.", "what", forgotten)
+    yield labelled("headrace_broker_forgotten_producers", "State dropped at a bound.", "what", forgotten)
     ended = {
         "committed": staged.counters.commits,
         "repeated": staged.counters.repeated_commits,
@@ -218,7 +219,7 @@ def _producer_families(producers: ProducerServices) -> Iterator[Metric]:
         "aborted": staged.counters.aborts,
         "expired": staged.counters.expired,
     }
-    yield _labelled("headrace_broker_staged_batch_ends", "Batches ended, or not.", "outcome", ended)
+    yield labelled("headrace_broker_staged_batch_ends", "Batches ended, or not.", "outcome", ended)
     for name, text, count in (
         ("committed_staged_messages", "Staged messages that commits delivered.", staged.counters.committed),
         ("lost_staged_messages", "Messages of commits that could not be delivered.", staged.counters.lost),
@@ -227,7 +228,7 @@ def _producer_families(producers: ProducerServices) -> Iterator[Metric]:
         ("torn_producer_records", "Records of batches of which a power cut took a part.", log.counters.torn),
         ("producer_state_errors", "Failed writes of producers.json.", log.counters.save_errors),
     ):
-        yield _count(f"headrace_broker_{name}", text, count)
+        yield counter(f"headrace_broker_{name}", text, count)
 
 
 def add_to_listeners(server: RemotingServer, connections: GaugeMetricFamily, refusals: CounterMetricFamily) -> None:
@@ -238,18 +239,3 @@ def add_to_listeners(server: RemotingServer, connections: GaugeMetricFamily, ref
     refusals.add_metric((LISTENER, "bad_frame"), stats.bad_frames)
     for code, count in sorted(stats.refusals.items()):
         refusals.add_metric((LISTENER, code), count)
-
-
-def _labelled(name: str, text: str, label: str, rows: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=(label,))
-    for value, count in sorted(rows.items()):
-        family.add_metric((value,), count)
-    return family
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def _count(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, text, value=value)
