@@ -224,7 +224,6 @@ class Node:
         if "admin" in self._sockets:
             sources = MetricSources(
                 broker=broker,
-                store=store,
                 loop_lag=self._lag.histogram,
                 files=self._files,
                 clock=self.clock,
@@ -232,8 +231,6 @@ class Node:
                 started_at_ms=started_at_ms,
                 nsq=self.nsq,
                 remoting=self.remoting,
-                registry=self.remoting.registry,
-                registrar=self.remoting.registrar,
                 http=self._http,
             )
             app = AdminHttp(self._status, sources)

@@ -47,7 +47,7 @@ class Phase(Enum):
 
 @dataclass(kw_only=True)
 class NodeStatus:
-    """What the composition root tells the admin interface; it changes ``phase`` and ``listeners``."""
+    """What the composition root tells the admin interface; it changes ``phase``."""
 
     version: str
     data_dir: str
@@ -63,9 +63,9 @@ class NodeStatus:
 class AdminHttp:
     """The ASGI application of the admin listener."""
 
-    def __init__(self, status: NodeStatus, sources: MetricSources, counters: HttpCounters | None = None) -> None:
+    def __init__(self, status: NodeStatus, sources: MetricSources) -> None:
         self.status = status
-        self.counters = counters or HttpCounters()
+        self.counters = HttpCounters()
         self._sources = sources
         self._report: MetricsReport | None = None
         self._pace = LogPace(Clock())

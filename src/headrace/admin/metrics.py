@@ -167,12 +167,13 @@ class MetricsReport:
         yield from self._node_families(len(topics), len(channels))
         yield from self._store_families()
         yield from self._listener_families()
-        if self._sources.remoting is not None:
-            yield from remoting_metrics.remoting_families(self._sources.remoting)
-        if self._sources.registry is not None:
-            yield from registry_families(self._sources.registry)
-        if self._sources.registrar is not None:
-            yield from registration_families(self._sources.registrar)
+        remoting = self._sources.remoting
+        if remoting is not None:
+            yield from remoting_metrics.remoting_families(remoting)
+            if remoting.registry is not None:
+                yield from registry_families(remoting.registry)
+            if remoting.registrar is not None:
+                yield from registration_families(remoting.registrar)
         topic_rows = [((topic.name,), topic) for topic in topics]
         for family in TOPIC_FAMILIES:
             yield from _holder_slices(family, ("topic",), topic_rows)
@@ -236,7 +237,7 @@ class MetricsReport:
             yield counter(f"headrace_broker_{name}", text, count)
 
     def _store_families(self) -> Iterator[Metric]:
-        store = self._sources.store
+        store = self._sources.broker.store
         log, counters = store.log, store.counters
         yield gauge(
             "headrace_store_log_bytes",
@@ -313,10 +314,11 @@ class MetricsReport:
                 if cause != "E_TOO_MANY_CONNECTIONS":  # the frames of those above
                     refusals.add_metric(("nsq_tcp", cause), count)
             yield from _nsq_families(stats)
-        if self._sources.remoting is not None and self._sources.remoting.server is not None:
-            remoting_metrics.add_to_listeners(self._sources.remoting.server, connections, refusals)
-        if self._sources.registry is not None:
-            add_to_listeners(self._sources.registry.stats(), connections, refusals)
+        remoting = self._sources.remoting
+        if remoting is not None and remoting.server is not None:
+            remoting_metrics.add_to_listeners(remoting.server, connections, refusals)
+        if remoting is not None and remoting.registry is not None:
+            add_to_listeners(remoting.registry.stats(), connections, refusals)
         yield connections
         yield refusals
         yield requests

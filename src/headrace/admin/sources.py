@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from headrace.net.http import HttpListener
     from headrace.nsq.server import NsqServer
     from headrace.remoting.assembly import RemotingAssembly
-    from headrace.remoting.registration import Registrar
-    from headrace.remoting.registry.server import RegistryServer
-    from headrace.store.store import Store
 
 
 @dataclass(kw_only=True)
@@ -25,7 +22,6 @@ class MetricSources:
     """Where the figures come from."""
 
     broker: Broker
-    store: Store
     loop_lag: Histogram
     files: OpenFilesWatch
     clock: LoopClock
@@ -33,7 +29,5 @@ class MetricSources:
     started_at_ms: int
     nsq: NsqServer | None = None
     remoting: RemotingAssembly | None = None
-    registry: RegistryServer | None = None
-    registrar: Registrar | None = None
     http: Mapping[str, HttpListener] = field(default_factory=dict)
     """HTTP listeners by name, such as ``nsq_http``; may be filled after the start."""

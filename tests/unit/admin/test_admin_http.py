@@ -130,9 +130,9 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
     listener = SimpleNamespace(
         open_connections=1, counters=HttpCounters(requests=11, plain_requests=7, refusals=refusals)
     )
+    broker = SimpleNamespace(topics=holders, counters=broker_counters, journal_errors=0, catalog_errors=0, store=store)
     return MetricSources(
-        broker=SimpleNamespace(topics=holders, counters=broker_counters, journal_errors=0, catalog_errors=0),  # type: ignore[arg-type]
-        store=store,  # type: ignore[arg-type]
+        broker=broker,  # type: ignore[arg-type]
         files=OpenFilesWatch(ManualClock()),
         loop_lag=Histogram(LOOP_LAG_BOUNDS_SECONDS),
         clock=SimpleNamespace(left_out_seconds=2.5),  # type: ignore[arg-type]
