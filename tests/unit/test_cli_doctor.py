@@ -166,7 +166,7 @@ def registered_at(tmp_path: Path, advertised: str) -> checkup.Report:
     """Examine with a registry that knows broker-a under ``advertised``."""
 
     async def test() -> checkup.Report:
-        server = RegistryServer(RegistrySettings(), Clock())
+        server = RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
         await server.start("127.0.0.1:0")
         wanted = settings(tmp_path, ("--broker.registries", server.address))
         name = BrokerIdentity(cluster="C", name="broker-a", address=advertised or wanted.remoting.address)
@@ -188,7 +188,7 @@ def test_registry_that_does_not_know_a_running_broker_is_a_problem(
     """Whatever keeps it from registering: clients find none of its topics."""
 
     async def test() -> list[checkup.Finding]:
-        server = RegistryServer(RegistrySettings(), Clock())
+        server = RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
         await server.start("127.0.0.1:0")
         advertised = Advertised("127.0.0.1", 10911)
         try:

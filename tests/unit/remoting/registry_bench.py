@@ -17,6 +17,8 @@ from tests.support.remoting import RemotingLink
 A = "10.0.0.1:10911"
 A_SLAVE = "10.0.0.2:10911"
 B = "10.0.0.3:10911"
+NOWHERE = Path("/nowhere")
+"""A registry that is not started writes nothing."""
 
 
 def topic(read: int = 4, write: int = 4, perm: int = 6, sys_flag: int = 0) -> dict[str, int]:
@@ -69,7 +71,7 @@ def broker_ext(name: str = "broker-a", broker_id: int = 0, address: str = A, clu
 
 class Bench:
     def __init__(
-        self, *, data_dir: Path | None = None, rules: AccessRules | None = None, own_broker: str = "", **settings: Any
+        self, *, data_dir: Path = NOWHERE, rules: AccessRules | None = None, own_broker: str = "", **settings: Any
     ) -> None:
         self.clock = ManualClock()
         self.server = RegistryServer(

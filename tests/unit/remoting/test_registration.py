@@ -7,9 +7,11 @@ import contextlib
 import json
 import logging
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -65,12 +67,13 @@ def registrar(table: Table, *registries: str, interval_ms: int = 30_000, user: U
 
 @contextlib.asynccontextmanager
 async def registry(address: str = "127.0.0.1:0", **options: object) -> AsyncIterator[RegistryServer]:
-    server = RegistryServer(RegistrySettings(), Clock(), **options)  # type: ignore[arg-type]
-    await server.start(address)
-    try:
-        yield server
-    finally:
-        await server.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        server = RegistryServer(RegistrySettings(), Clock(), data_dir=Path(folder), **options)  # type: ignore[arg-type]
+        await server.start(address)
+        try:
+            yield server
+        finally:
+            await server.stop()
 
 
 async def wait_until(condition: Callable[[], object]) -> None:

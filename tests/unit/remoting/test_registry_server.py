@@ -212,7 +212,7 @@ async def ask(address: str, *requests: tuple[int, dict[str, str]]) -> list[Comma
     return responses
 
 
-def serve(data_dir: Path | None, *requests: tuple[int, dict[str, str]]) -> list[Command]:
+def serve(data_dir: Path, *requests: tuple[int, dict[str, str]]) -> list[Command]:
     """Start a registry, ask it, stop it."""
 
     async def run() -> list[Command]:
@@ -278,12 +278,6 @@ def test_flat_file_of_smartgo_is_read(tmp_path: Path) -> None:
     (tmp_path / "namesrv" / "kvConfig.json").write_text('{"T": "broker-a:8"}')
     (response,) = serve(tmp_path, (101, NAMED))
     assert response.ext["value"] == "broker-a:8"
-
-
-def test_configuration_without_a_data_directory_is_kept_in_memory() -> None:
-    """For tests of other people."""
-    put, found = serve(None, (100, {**NAMED, "value": "broker-a:4"}), (101, NAMED))
-    assert (put.code, found.ext["value"]) == (0, "broker-a:4")
 
 
 def test_failed_write_is_answered_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,11 +356,11 @@ def test_stop_needs_no_thread_that_is_not_there_yet(tmp_path: Path, monkeypatch:
     asyncio.run(run())
 
 
-def test_stop_closes_connections_and_frees_the_port(caplog: pytest.LogCaptureFixture) -> None:
+def test_stop_closes_connections_and_frees_the_port(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A clean stop."""
 
     async def run() -> None:
-        server = RegistryServer(RegistrySettings(), Clock())
+        server = RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
         await server.start("127.0.0.1:0")
         host, _, port = server.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -377,7 +371,7 @@ def test_stop_closes_connections_and_frees_the_port(caplog: pytest.LogCaptureFix
         writer.close()
         await writer.wait_closed()
         assert len(server.connections) == 0
-        again = RegistryServer(RegistrySettings(), Clock())
+        again = RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
         await again.start(server.address)
         await again.stop()
 

@@ -125,14 +125,14 @@ class RegistryServer(RequestServer[RegistryConnection]):
         settings: RegistrySettings,
         clock: Clock,
         *,
-        data_dir: Path | None = None,
+        data_dir: Path,
         rules: AccessRules | None = None,
         own_broker: str = "",
     ) -> None:
         """Read what is kept; nothing is served before ``start``.
 
         Args:
-            data_dir: Where the configuration is kept; None keeps it in memory only.
+            data_dir: Where the configuration is kept.
             own_broker: Name of the broker in this process, where it registers here and nowhere else.
 
         Raises:
@@ -149,7 +149,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
         self.rivals = Rivals(clock, settings.expiry_ms)
         self._late_pace = LogPace(clock)
         self.awaited = AwaitedBrokers(settings.start_wait_ms)
-        self.kv_path = data_dir / KV_FOLDER / KV_FILE if data_dir is not None else None
+        self.kv_path = data_dir / KV_FOLDER / KV_FILE
         self.kv = self._load_kv()
         self.guard = Guard(rules, REGISTRY_NEEDS, clock) if rules is not None else None
         # A registry takes no messages, so the intake stays empty.
@@ -176,7 +176,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
             StoreLockedError: another registry keeps its configuration in the same place.
             StoreError: that place cannot be written.
         """
-        if self.kv_path is not None and self._lock_fd < 0:
+        if self._lock_fd < 0:
             self._lock_fd = _lock_folder(self.kv_path.parent)
             self.kv = self._load_kv()  # who had it before may have written since
 
@@ -184,12 +184,11 @@ class RegistryServer(RequestServer[RegistryConnection]):
         """Listen on a bound socket or an address, by default ``registry.address``. Raises: as ``claim``."""
         loop = asyncio.get_running_loop()
         self.claim()
-        if self.kv_path is not None:
-            self._jobs = jobs = Threads("headrace-registry")
-            self._writer, self._brokers_writer = (
-                FileWriter(ConfigFile(self.kv_path.parent, name), jobs.submit, loop.call_soon_threadsafe)
-                for name in (self.kv_path.name, AWAITED_FILE)
-            )
+        self._jobs = jobs = Threads("headrace-registry")
+        self._writer, self._brokers_writer = (
+            FileWriter(ConfigFile(self.kv_path.parent, name), jobs.submit, loop.call_soon_threadsafe)
+            for name in (self.kv_path.name, AWAITED_FILE)
+        )
         self.begin_wait()
         where = self.settings.address if where is None else where
         self.address = await self.listen(where, lambda: RegistryConnection(self), is_guarded=self.guard is not None)
@@ -293,8 +292,6 @@ class RegistryServer(RequestServer[RegistryConnection]):
 
     def _load_brokers(self) -> set[str]:
         """Return the names of the brokers that were there before."""
-        if self.kv_path is None:
-            return set()
         file = ConfigFile(self.kv_path.parent, AWAITED_FILE)
         try:
             content = file.load(find_awaited_fault)
@@ -383,11 +380,8 @@ class RegistryServer(RequestServer[RegistryConnection]):
         return lambda: fastjson.dumps(content)
 
     def _load_kv(self) -> KvConfig:
-        max_bytes = self.settings.max_kv_bytes
-        if self.kv_path is None:
-            return KvConfig(max_bytes=max_bytes)
         file = ConfigFile(self.kv_path.parent, self.kv_path.name)
-        return KvConfig(file.load(find_kv_fault), max_bytes=max_bytes)
+        return KvConfig(file.load(find_kv_fault), max_bytes=self.settings.max_kv_bytes)
 
     # -- figures -------------------------------------------------------------------------------------------------
 
