@@ -40,7 +40,7 @@ from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
 from headrace.net.listener import connection_limit, raise_file_limit
 from headrace.net.loop_load import LoopLoad
-from headrace.net.ports import EVERY_LISTENER_OFF, bind_port
+from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, listener_addresses
 from headrace.nsq.config_options import ConfigFacts, ConfigOptions
 from headrace.nsq.http import NodeFacts, NsqHttp
 from headrace.nsq.http_publishes import HttpPublishes
@@ -147,23 +147,13 @@ class Node:
         )
 
     def _bind_all(self) -> None:
-        settings = self.settings
-        nsq, admin, remoting, registry = settings.nsq, settings.admin, settings.remoting, settings.registry
-        wanted: list[tuple[str, str, str]] = []
-        if nsq.enabled:
-            wanted.append(("nsq_tcp", nsq.tcp_address, "nsq.tcp_address"))
-            wanted.append(("nsq_http", nsq.http_address, "nsq.http_address"))
-        if registry.enabled:
-            wanted.append(("registry", registry.address, "registry.address"))
-        if admin.enabled:
-            wanted.append(("admin", admin.address, "admin.address"))
+        wanted = listener_addresses(self.settings)
         try:
-            for name, address, setting in wanted:
-                if not address:
-                    continue
-                self._sockets[name] = bind_port(address, setting, free_port=self._free_ports)
-            if remoting.enabled and remoting.address:
-                self._sockets.update(bind_remoting(remoting, free_port=self._free_ports))
+            for name, address in wanted.items():
+                if name != "remoting":
+                    self._sockets[name] = bind_port(address, LISTENERS[name], free_port=self._free_ports)
+            if "remoting" in wanted:  # last: a free pair of ports is chosen beside the others
+                self._sockets.update(bind_remoting(self.settings.remoting, free_port=self._free_ports))
         except ConfigError as error:
             try:
                 self._require_unlocked()

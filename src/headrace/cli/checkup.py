@@ -28,7 +28,7 @@ from headrace.format.lock_file import is_held, owner_in
 from headrace.format.names import is_offset_name
 from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.net.listener import MIN_FILES
-from headrace.net.ports import EVERY_LISTENER_OFF, bind_port
+from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, listener_addresses
 from headrace.remoting.advertised import Advertised, find_advertised
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
@@ -57,14 +57,7 @@ LATEST_PAST_S: Final = 1_700_000_000
 """November 2023: a clock before that has never been set."""
 CLOCK_SLACK_S: Final = 5
 ANOTHER: Final = "another program has it, or a broker with other settings"
-SETTINGS: Final = {
-    "nsq_tcp": "nsq.tcp_address",
-    "nsq_http": "nsq.http_address",
-    "remoting": "remoting.address",
-    "remoting_vip": "remoting.address",
-    "registry": "registry.address",
-    "admin": "admin.address",
-}
+SETTINGS: Final = {**LISTENERS, "remoting_vip": "remoting.address"}
 """Which setting has the address of a listener."""
 
 
@@ -142,20 +135,11 @@ async def examine(settings: Settings) -> Report:
 
 def configured_listeners(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield name and address of what ``headrace serve`` listens on."""
-    if settings.nsq.enabled:
-        if settings.nsq.tcp_address:
-            yield "nsq_tcp", settings.nsq.tcp_address
-        if settings.nsq.http_address:
-            yield "nsq_http", settings.nsq.http_address
-    if settings.remoting.enabled and settings.remoting.address:
-        yield "remoting", settings.remoting.address
-        host, port = parse_address(settings.remoting.address)
-        if settings.remoting.vip_listener and port:
+    for name, address in listener_addresses(settings).items():
+        yield name, address
+        host, port = parse_address(address)
+        if name == "remoting" and settings.remoting.vip_listener and port:
             yield "remoting_vip", format_address((host, port - VIP_DISTANCE))
-    if settings.registry.enabled and settings.registry.address:
-        yield "registry", settings.registry.address
-    if settings.admin.enabled and settings.admin.address:
-        yield "admin", settings.admin.address
 
 
 def parse_listener(address: str) -> tuple[str, int]:
@@ -166,12 +150,12 @@ def parse_listener(address: str) -> tuple[str, int]:
 
 def serves_remoting(settings: Settings) -> bool:
     """Return whether RocketMQ's clients are served at all."""
-    return settings.remoting.enabled and bool(settings.remoting.address)
+    return "remoting" in listener_addresses(settings)
 
 
 def find_registries(settings: Settings) -> list[str]:
     """Return the registries this broker registers with."""
-    own = settings.registry.address if settings.registry.enabled else ""
+    own = listener_addresses(settings).get("registry", "")
     return parse_registries(settings.broker.registries, own) if serves_remoting(settings) else []
 
 

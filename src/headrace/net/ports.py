@@ -1,19 +1,44 @@
-"""Ports taken before a start goes on: a taken one must not cost a recovery, and is best explained by its setting."""
+"""What a broker listens on, and ports taken before a start goes on.
+
+A taken one must not cost a recovery, and is best explained by its setting.
+"""
 
 from __future__ import annotations
 
 import errno
 import socket
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
 from headrace.net.address import parse_address
 from headrace.net.listener import is_own_port, new_socket
 
+if TYPE_CHECKING:
+    from headrace.settings import Settings
+
+LISTENERS: Final = {
+    "nsq_tcp": "nsq.tcp_address",
+    "nsq_http": "nsq.http_address",
+    "remoting": "remoting.address",
+    "registry": "registry.address",
+    "admin": "admin.address",
+}
+"""The setting that has the address of each listener, by its name."""
 EVERY_LISTENER_OFF: Final = (
     "every listener is off, nobody could connect: set one of nsq.tcp_address, nsq.http_address, "
     "remoting.address, registry.address and admin.address, with enabled = true in its section"
 )
+
+
+def listener_addresses(settings: Settings) -> dict[str, str]:
+    """Return where each listener is to be that is switched on, by its name, without what goes with one (VIP)."""
+    found = {}
+    for name, setting in LISTENERS.items():
+        section, field = setting.split(".")
+        own = getattr(settings, section)
+        if own.enabled and (address := getattr(own, field)):
+            found[name] = address
+    return found
 
 
 def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = False) -> socket.socket:

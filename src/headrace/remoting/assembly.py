@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.broker.access import open_rules
 from headrace.errors import ConfigError
+from headrace.net.ports import listener_addresses
 from headrace.remoting.advertised import find_outward
 from headrace.remoting.guard import BROKER_NEEDS, Guard
 from headrace.remoting.registration import (
@@ -80,12 +81,11 @@ class RemotingAssembly:
         self.registrar: Registrar | None = None
 
     def _make_registry(self) -> RegistryServer | None:
-        registry = self._settings.registry
-        if not registry.enabled or not registry.address:
+        if "registry" not in listener_addresses(self._settings):
             return None
         broker = self.services.broker
         return RegistryServer(
-            registry,
+            self._settings.registry,
             self.services.clock,
             data_dir=broker.store.directory.root,
             rules=self._rules,

@@ -28,6 +28,7 @@ from headrace.broker.topic import PERM_READ, PERM_WRITE, Topic, TopicConfig
 from headrace.errors import ClientError, ConfigError, NotConnectedError, ProtocolError, RequestTimeoutError
 from headrace.format import fastjson
 from headrace.net.address import format_address, is_loopback, parse_address
+from headrace.net.ports import listener_addresses
 from headrace.remoting import bodies
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command, decode_command, encode_request
@@ -492,9 +493,7 @@ class _TopicTable:
 
 def has_own_registry(settings: Settings) -> bool:
     """Return whether this broker registers with the registry in this process, and with no other."""
-    registry, remoting = settings.registry, settings.remoting
-    serves_both = registry.enabled and registry.address and remoting.enabled and remoting.address
-    return bool(serves_both) and not settings.broker.registries
+    return listener_addresses(settings).keys() >= {"registry", "remoting"} and not settings.broker.registries
 
 
 def require_registrations_in_time(settings: Settings) -> None:
