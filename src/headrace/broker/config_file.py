@@ -92,13 +92,13 @@ class ConfigFile:
     def _restore(self) -> None:
         """Write what the copy holds as the file; where that fails the copy goes on standing in for it."""
         try:
-            self._write(self._beside(".bak").read_bytes())
+            self._write(backup_of(self.path).read_bytes())
         except OSError as error:
             logger.warning("config file stays missing, its copy stands in for it path=%s error=%s", self.path, error)
 
     def _read(self, find_fault: FindFault | None) -> tuple[Any, str, bool]:
         """Return the content, what damage the file itself has, and whether the content is that of its copy."""
-        backup = self._beside(".bak")
+        backup = backup_of(self.path)
         content, reason = read_config(self.path, find_fault)
         if content is not None:
             return content, "", False
@@ -143,12 +143,17 @@ class ConfigFile:
             file.flush()
             os.fsync(file.fileno())
         if self.path.exists():
-            self.path.replace(self._beside(".bak"))
+            self.path.replace(backup_of(self.path))
         beside.replace(self.path)
         sync_folder(self.path.parent)
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)
+
+
+def backup_of(path: Path) -> Path:
+    """Return where the content before a file's own is kept."""
+    return path.with_name(f"{path.name}.bak")
 
 
 def lacks_table(content: Mapping[str, Any], *names: str) -> str:

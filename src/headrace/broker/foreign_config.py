@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.broker.config_file import ConfigFile, FindFault, read_config
+from headrace.broker.config_file import ConfigFile, FindFault, backup_of, read_config
 from headrace.broker.consumers.groups import FILE_NAME as GROUPS_FILE
 from headrace.broker.consumers.groups import find_groups_fault, read_groups
 from headrace.broker.consumers.offsets import FILE_NAME as OFFSETS_FILE
@@ -110,12 +110,8 @@ def _choose_offsets(folder: Path, notes: list[str]) -> Path:
 
 def _written_ns(path: Path) -> int:
     """Return when a file or its copy was written last, ns since 1970; 0 where neither is there."""
-    found = (path, _copy_of(path))
+    found = (path, backup_of(path))
     return max((file.stat().st_mtime_ns for file in found if file.is_file()), default=0)
-
-
-def _copy_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.bak")
 
 
 def _choose(path: Path, kind: _Kind, notes: list[str]) -> Path | None:
@@ -127,7 +123,7 @@ def _choose(path: Path, kind: _Kind, notes: list[str]) -> Path | None:
     content, reason = read_config(path, find_any_fault)
     if content is not None:
         return path
-    copy = _copy_of(path)
+    copy = backup_of(path)
     if read_config(copy, find_any_fault)[0] is not None:
         notes.append(f"{path} is {f'damaged ({reason})' if reason else 'missing'}: its copy {copy.name} is taken")
         return copy
@@ -148,6 +144,6 @@ def topics_fault(folder: Path) -> str:
     """Say why topics are read from the copy of their file, which may lack the newest; empty where they are not."""
     path = folder / TOPICS_FILE
     content, reason = read_config(path, find_topics_fault)
-    if content is not None or read_config(_copy_of(path), find_topics_fault)[0] is None:
+    if content is not None or read_config(backup_of(path), find_topics_fault)[0] is None:
         return ""
     return f"damaged ({reason})" if reason else "missing"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from headrace.broker.config_file import FindFault, read_config
+from headrace.broker.config_file import FindFault, backup_of, read_config
 from headrace.broker.consumers.groups import FILE_NAME as GROUPS_FILE
 from headrace.broker.consumers.groups import find_groups_fault
 from headrace.broker.consumers.offsets import FILE_NAME as OFFSETS_FILE
@@ -69,9 +69,8 @@ def check_config_file(
         effect_alone: What comes of one that has none.
     """
     name = reader.name_of(path)
-    backup = path.with_name(path.name + ".bak")
     content, reason = read_config(path, find_fault)
-    copy, copy_reason = read_config(backup, find_fault)
+    copy, copy_reason = read_config(backup_of(path), find_fault)
     if content is not None:
         if copy_reason:
             message = f"{name}.bak is damaged ({copy_reason}); the next change of {name} replaces it"
