@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
 from headrace.net.address import parse_address
-from headrace.net.listener import is_own_port, new_socket
+from headrace.net.listener import bind, is_own_port, new_socket
 
 if TYPE_CHECKING:
     from headrace.settings import Settings
@@ -83,11 +83,4 @@ def hold_port(address: str) -> socket.socket:
     Raises:
         OSError: somebody does, or the system binds a port but once (macOS).
     """
-    host, port = parse_address(address)
-    sock = new_socket(host)
-    try:
-        sock.bind((host, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
+    return bind(address)
