@@ -30,7 +30,6 @@ from headrace.admin.open_files import OpenFilesWatch
 from headrace.admin.sources import MetricSources
 from headrace.broker.broker import Broker
 from headrace.broker.parts import BrokerParts
-from headrace.broker.withheld.schedule import parse_levels
 from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
 from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
@@ -119,7 +118,7 @@ class Node:
             self.clock,
             store_host=advertised.store_host,
             store_host_v6=advertised.store_host_v6,
-            schedule_delays_ms=parse_levels(settings.broker.delay_levels),
+            schedule_delays_ms=settings.broker.delays_ms,
         )
         undo.callback(self.store.close)
         host_name = socket.gethostname()

@@ -19,7 +19,7 @@ from headrace.broker.pull import read_queue
 from headrace.broker.topic import TopicConfig
 from headrace.broker.withheld.retry import DeadLetters, Retries, RetryRules
 from headrace.broker.withheld.schedule import FILE_NAME as DELAYS_FILE
-from headrace.broker.withheld.schedule import DelayLevels, parse_levels
+from headrace.broker.withheld.schedule import DelayLevels
 from headrace.broker.withheld.timed import TimedMessages
 from headrace.broker.withheld.transaction_end import Decision
 from headrace.broker.withheld.transactions import TransactionCheck, Transactions
@@ -62,8 +62,7 @@ class MessagingRig(BrokerRig):
         super().__init__(folder, **broker_settings)
 
     def _open(self) -> None:
-        delays = parse_levels(self.broker_settings.delay_levels)
-        self.store = Store.open(self.store_settings, self.clock, schedule_delays_ms=delays)
+        self.store = Store.open(self.store_settings, self.clock, schedule_delays_ms=self.broker_settings.delays_ms)
         self.broker = Broker.open(self.store, self.broker_settings, self.clock)
         self.offsets = OffsetTable(self._writer(OFFSETS_FILE), self.broker_settings)
         self.offsets.load(self.store.next_offset)

@@ -18,7 +18,6 @@ from headrace.broker.foreign_config import ForeignConfig, look_at_config, topics
 from headrace.broker.popped import Popped, count_popped
 from headrace.broker.topic import TopicConfig
 from headrace.broker.topics_file import read_topics
-from headrace.broker.withheld.schedule import parse_levels
 from headrace.cli.options import FolderPath, SettingsCommand, read_settings, settings_flags
 from headrace.cli.output import ShowBytes, byte_bars, json_option, print_json
 from headrace.cli.program import complain, drop
@@ -169,7 +168,7 @@ def take_over(
         store = Store.open(
             replace(settings.store, data_dir=copy.folder, segment_bytes=source.segment_bytes),
             clock,
-            schedule_delays_ms=parse_levels(settings.broker.delay_levels),
+            schedule_delays_ms=settings.broker.delays_ms,
             on_scanned=lambda offset: bar("checking", offset - source.first_offset, total),
         )
         try:

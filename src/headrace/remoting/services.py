@@ -16,7 +16,6 @@ from headrace.broker.exactly_once.producer_services import ProducerLimits
 from headrace.broker.parts import BrokerParts
 from headrace.broker.topic import PERM_READ, PERM_WRITE
 from headrace.broker.withheld.retry import DeadLetter, RetryRules
-from headrace.broker.withheld.schedule import parse_levels
 from headrace.net.webhook import Webhook
 from headrace.remoting.broker_config import BrokerConfig
 from headrace.remoting.codec import Limits
@@ -194,8 +193,7 @@ def retry_rules(group: SubscriptionGroup, *, unit_mode: bool = False) -> RetryRu
 
 def topics_from_start(settings: Settings, broker_name: str) -> Mapping[str, TopicConfig]:
     """Return the topics that the broker has from the start, for ``Broker.open``."""
-    levels = len(parse_levels(settings.broker.delay_levels))
-    return system_topics(settings.remoting, broker_name, levels)
+    return system_topics(settings.remoting, broker_name, len(settings.broker.delays_ms))
 
 
 def open_parts(broker: Broker, settings: RemotingSettings) -> BrokerParts:

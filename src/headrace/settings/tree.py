@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from headrace.settings.units import parse_delays_ms
+
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -259,6 +261,11 @@ class BrokerSettings:
     """Write down each minute what was counted, as a message in the topic ``HR_STATS``: how much was put, got, sent back
     and left to do, by topic, group, protocol and host. ``headrace job stats`` and ``alerts`` read it. Nothing is
     written when nothing was counted."""
+
+    @property
+    def delays_ms(self) -> tuple[int, ...]:
+        """The delay of each of ``delay_levels``, the first is level 1."""
+        return parse_delays_ms(self.delay_levels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,6 +55,15 @@ def parse_duration_ms(text: str) -> int:
     return _whole(sum((Decimal(number) * DURATION_UNITS_MS[unit] for number, unit in parts), Decimal()), "milliseconds")
 
 
+def parse_delays_ms(text: str) -> tuple[int, ...]:
+    """Return the delay of each level of ``"1s 5s 1m"``, the first is level 1.
+
+    Raises:
+        ConfigError: one is no duration.
+    """
+    return tuple(map(parse_duration_ms, text.split()))
+
+
 def _whole(number: Decimal, unit: str) -> int:
     """Return the number as an int, refusing a fraction of the smallest unit, and what no setting can take."""
     if number >= 1 << 63:

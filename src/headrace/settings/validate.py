@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError
 from headrace.settings.tree import SettingField, Settings, setting_fields
-from headrace.settings.units import DURATION_UNITS_MS, format_duration, format_size
+from headrace.settings.units import format_duration, format_size, parse_delays_ms
 
 ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]*):([0-9]{1,5})")
 URL: Final = re.compile(r"https?://[^\s/?#@]+([/?#]\S*)?")
 TOPIC_NAME: Final = re.compile(r"[.%|a-zA-Z0-9_-]{1,127}")
 TOPIC_TEXT: Final = "one name for each table, 1 to 127 of . a-z A-Z 0-9 _ - % |"
-DELAY_LEVEL: Final = re.compile(r"([0-9]{1,6})([smhd])")
+DELAY_LEVEL: Final = re.compile(r"[0-9]{1,6}[smhd]")
 
 LONGEST_NAME: Final = 255
 VIP_DISTANCE: Final = 2
@@ -167,10 +167,10 @@ def is_peer(text: str) -> bool:
 
 def is_delay_levels(value: object) -> bool:
     """Delays with a unit, separated by spaces, each longer than the one before."""
-    levels = [DELAY_LEVEL.fullmatch(word) for word in str(value).split()]
-    if not levels or None in levels:
+    levels = str(value).split()
+    if not levels or not all(map(DELAY_LEVEL.fullmatch, levels)):
         return False
-    delays = [int(level[1]) * DURATION_UNITS_MS[level[2]] for level in levels if level]
+    delays = parse_delays_ms(str(value))
     return delays[0] > 0 and all(shorter <= longer for shorter, longer in itertools.pairwise(delays))
 
 

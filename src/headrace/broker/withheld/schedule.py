@@ -31,7 +31,6 @@ from headrace.format import fastjson
 from headrace.format.names import SCHEDULE_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.log_pace import Trouble
-from headrace.settings.units import DURATION_UNITS_MS
 from headrace.store.consume_queue import ConsumeQueue
 
 if TYPE_CHECKING:
@@ -53,11 +52,6 @@ MAX_BYTES_AT_ONCE: Final = 4 << 20
 _AT_ONCE: Final = 500
 _LEVEL: Final = re.compile(r"([+-]?)0*([0-9]{1,10})")
 _INT32: Final = 1 << 31
-
-
-def parse_levels(text: str) -> tuple[int, ...]:
-    """Return the delay of each level in ms, the first is level 1; ``text`` is the setting ``broker.delay_levels``."""
-    return tuple(int(word[:-1]) * DURATION_UNITS_MS[word[-1]] for word in text.split())
 
 
 def level_of(properties: Mapping[str, str]) -> int:
@@ -140,7 +134,7 @@ class DelayLevels:
         self._is_changed = False
         self._trouble = Trouble(logger)
         self._turn = 0
-        delays = parse_levels(broker.settings.delay_levels)
+        delays = broker.settings.delays_ms
         topic = need_system_topic(broker, SCHEDULE_TOPIC, len(delays))
         cursors = self._load()
         self._levels = [

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from headrace.settings import BrokerSettings
-from headrace.settings.units import parse_duration_ms
+from headrace.settings.units import parse_delays_ms
 
 DEFAULT_LEVELS: Final = BrokerSettings().delay_levels
 
@@ -17,4 +17,4 @@ def parse_delays(levels: str) -> Mapping[int, int]:
     Raises:
         ConfigError: a level is no duration.
     """
-    return {number: parse_duration_ms(level) for number, level in enumerate(levels.split())}
+    return dict(enumerate(parse_delays_ms(levels)))

@@ -15,10 +15,10 @@ import pytest
 from headrace.batch import PublishBatch
 from headrace.broker.message import Message, put
 from headrace.broker.pull import PullResult, PullStatus
-from headrace.broker.withheld.schedule import parse_levels
 from headrace.errors import MessageTooLargeError, SideFileError
 from headrace.format.names import HALF_TOPIC, SCHEDULE_TOPIC
 from headrace.format.record import tag_hash
+from headrace.settings import BrokerSettings
 from tests.support.messaging import SENDER, MessagingRig
 
 
@@ -31,7 +31,8 @@ def rig(tmp_path: Path) -> Iterator[MessagingRig]:
 
 def test_levels_are_read_from_the_setting() -> None:
     """remoting.md 3.11: units s m h d."""
-    assert parse_levels("1s 5s 1m 2h 1d") == (1000, 5000, 60_000, 7_200_000, 86_400_000)
+    settings = BrokerSettings(delay_levels="1s 5s 1m 2h 1d")
+    assert settings.delays_ms == (1000, 5000, 60_000, 7_200_000, 86_400_000)
 
 
 def test_a_message_comes_when_its_level_is_over_and_not_before(rig: MessagingRig) -> None:
