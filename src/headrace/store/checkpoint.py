@@ -42,6 +42,9 @@ SYNC_AS_A_WHOLE: Final = 64
 """Queues from which on their file system is synced in one go: an fdatasync of each is a commit of its journal each, and
 three thousand of them took a stop 20 s."""
 
+DOUBTFUL: Final = -1
+"""Queue entries of a note that nobody may go by: a start finds another number, and makes all files anew."""
+
 MADE_AT_ONCE: Final = 500
 """Queues whose files a thread makes in one job: 30 ms, where the file system is slow at it half a second. The thread
 is one of two that make the next segment, too."""
@@ -193,14 +196,33 @@ class Checkpoints:
 
     def _sync(self, touched: list[ConsumeQueue], target: int, entries: int) -> None:
         require_in_place(self._directory.consume_queues)  # a queue whose file is missing counts as removed
-        try:
-            self._sync_queues(touched)
-        except UnsyncedError:
-            self.is_doubtful = True
-            raise
+        self._sync_queues(touched)
         self._note(target, entries, clean=False)
 
     def _sync_queues(self, queues: list[ConsumeQueue]) -> None:
+        """Sync queues that were written to. Raises: as ``_sync_files``; ``is_doubtful`` is then noted on disk, too."""
+        try:
+            self._sync_files(queues)
+        except UnsyncedError:
+            self.is_doubtful = True
+            self._note_doubt()
+            raise
+
+    def _note_doubt(self) -> None:
+        """Have the next start make the files of the queues anew, and other ones.
+
+        In these the kernel takes for written what the disk has not, and ext4 does so for good: it writes to blocks that
+        count as holes, so that entries which are written once more are gone when they leave memory.
+        """
+        try:
+            self._note(self._log.first_offset + 1, DOUBTFUL, clean=False)
+        except OSError as error:
+            logger.error(
+                "doubt about the consume queues not noted error=%s remedy=stop the broker and remove %s: the next "
+                "start makes it anew from the log", error, self._directory.consume_queues,
+            )  # fmt: skip
+
+    def _sync_files(self, queues: list[ConsumeQueue]) -> None:
         """Sync queues that were written to; from SYNC_AS_A_WHOLE on, not each by itself.
 
         Raises:
