@@ -255,8 +255,9 @@ class Checker:
             self._check_first(event, payload, command, channel)
         else:
             self._check_again(event, payload, delivery)
-        # It may have timed out and left again before the broker read the FIN or REQ, which then settled this delivery.
-        is_settled = delivery.finished_at >= 0 and self._may_have_timed_out(event, delivery)
+        # It may have timed out and left again before the broker read the FIN, which then settled this delivery. Of
+        # several that lay in the client's sockets it is any.
+        is_settled = self._is_settled(delivery) and self._may_have_timed_out(event, delivery)
         if self._first_crash_after(delivery.last_at) is not None:
             delivery.finishes = 0
         delivery.count += 1
@@ -304,7 +305,9 @@ class Checker:
                 channel.parts.pop(published.command, None)
             else:
                 channel.parts[published.command] = seen
-        if channel.one_consumer and not published.delay_s and published.queue_id >= 0:
+        # What timed out came before: a client that was held up as the broker died did not read it.
+        is_first = event.attempts == 1
+        if is_first and channel.one_consumer and not published.delay_s and published.queue_id >= 0:
             line = (payload.producer, published.queue_id)
             last = channel.last_sequence.get(line, -1)
             if payload.sequence < last:

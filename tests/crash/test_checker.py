@@ -75,10 +75,18 @@ class Script:
         self.step(Answered(self.now, self.commands, outcome))
 
     def deliver(
-        self, sequence: int = 0, *, thing: Thing = MAIN, message_id: str = "", body: bytes | None = None
+        self,
+        sequence: int = 0,
+        *,
+        thing: Thing = MAIN,
+        message_id: str = "",
+        body: bytes | None = None,
+        attempts: int = 1,
+        slack_s: float = 0.0,
     ) -> None:
         body = body if body is not None else make_body(Payload(thing.topic, 1, sequence), 100)
-        self.step(Delivered(self.now, thing, message_id or f"{sequence:016x}", 1, body, TIMEOUT_S))
+        message_id = message_id or f"{sequence:016x}"
+        self.step(Delivered(self.now, thing, message_id, attempts, body, TIMEOUT_S, slack_s))
 
     def finish(self, sequence: int = 0, thing: Thing = MAIN) -> None:
         self.step(Finished(self.now, thing, f"{sequence:016x}"))
@@ -182,8 +190,7 @@ def test_an_answer_behind_a_finished_time_out_owes_nothing(script: Script) -> No
     """The client was held up: it reads both deliveries at once, and its FIN settles the second."""
     script.step(Published(script.now, 1, "t", 1, 0))
     script.wait(TIMEOUT_S)
-    body = make_body(Payload("t", 1, 0), 100)
-    script.step(Delivered(script.now, MAIN, f"{0:016x}", 1, body, TIMEOUT_S, TIMEOUT_S))
+    script.deliver(slack_s=TIMEOUT_S)
     script.finish()
     script.deliver()
     script.step(Answered(script.now, 1, Outcome.OK))
@@ -504,15 +511,37 @@ def test_a_client_that_read_late_may_see_a_time_out_behind_its_fin(script: Scrip
         script.publish(sequence)
     script.wait(TIMEOUT_S + 1)
     for sequence in range(2):
-        body = make_body(Payload("t", 1, sequence), 100)
-        late = Delivered(script.now, MAIN, f"{sequence:016x}", 1, body, TIMEOUT_S, TIMEOUT_S + 0.5)
-        script.step(late)
+        script.deliver(sequence, slack_s=TIMEOUT_S + 0.5)
     script.finish(0)
     script.requeue(1, 5.0)
     script.deliver(0)
     script.deliver(1)
     script.finish(1)
     script.drain()
+    assert script.rules == set()
+
+
+def test_a_client_that_read_late_may_see_two_time_outs_behind_its_fin(script: Script) -> None:
+    """All three lay in the sockets of two consumers, the last one read before the second: the FIN settled the last."""
+    script.publish()
+    script.wait(2 * TIMEOUT_S + 1)
+    script.deliver(slack_s=2 * TIMEOUT_S + 0.5)
+    script.finish()
+    script.deliver(attempts=3, slack_s=2 * TIMEOUT_S + 0.5)
+    script.deliver(attempts=2, slack_s=2 * TIMEOUT_S + 0.5)
+    script.drain()
+    assert script.rules == set()
+
+
+def test_what_timed_out_unread_at_a_crash_comes_behind_what_did_not(script: Script) -> None:
+    """The client was held up when the broker died: it never read the first deliveries, and sees the second alone."""
+    other = Thing("o", "main")
+    script.create(other, one_consumer=True)
+    for sequence in range(2):
+        script.publish(sequence, topic="o")
+    script.crash()
+    script.deliver(1, thing=other)
+    script.deliver(0, thing=other, attempts=2)
     assert script.rules == set()
 
 
