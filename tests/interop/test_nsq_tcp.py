@@ -211,7 +211,11 @@ def frames_of(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
 
 
 def open_headrace(nodes: tuple[Node, Node], **options: int) -> socket.socket:
-    host, port = nodes[1].tcp.rsplit(":", 1)
+    return connect(nodes[1], **options)
+
+
+def connect(node: Node, **options: int) -> socket.socket:
+    host, port = node.tcp.rsplit(":", 1)
     connection = socket.socket()
     for name, value in options.items():
         connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
@@ -219,6 +223,23 @@ def open_headrace(nodes: tuple[Node, Node], **options: int) -> socket.socket:
     connection.connect((host, int(port)))
     connection.sendall(MAGIC)
     return connection
+
+
+def test_a_late_fin_finishes_what_its_connection_was_sent_again(nodes: tuple[Node, Node]) -> None:
+    """An id says nothing of the attempt: the FIN meant for the first delivery ends the second, whose REQ then fails."""
+    for node in nodes:
+        with connect(node) as consumer:
+            consumer.sendall(identify('{"msg_timeout":1000}') + b"SUB d-late c\nRDY 2\n" + pub("d-late", b"m"))
+            received = frames_of(consumer)
+            messages = (data for kind, data in received if kind == 2)
+            first, second = next(messages), next(messages)
+            message_id = first[10:26]
+            assert second[8:] == b"\0\2" + message_id + b"m"
+            consumer.sendall(b"FIN %s\nREQ %s 0\n" % (message_id, message_id))
+            assert next(received) == (1, b"E_REQ_FAILED REQ %s failed ID not in flight" % message_id)
+            consumer.settimeout(1.5)
+            with pytest.raises(TimeoutError):
+                next(received)
 
 
 def test_error_frame_survives_when_the_client_goes_on_sending(nodes: tuple[Node, Node]) -> None:
