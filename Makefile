@@ -42,6 +42,8 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# One after the other, whatever MAKEFLAGS says: two of pip in one environment take files away from each other.
+.NOTPARALLEL:
 .PHONY: help build demo demo-java test test-spark test-spark-cluster test-all lint types imports docs bench bench-spark bench-compare crash fuzz interop build-debug test-debug clean
 
 help: ## list the targets

@@ -59,6 +59,16 @@ def test_packages_of_others_are_left_out(clone: Path) -> None:
     assert "path=\n" in make(clone, "build", PYTHONPATH="/somewhere")
 
 
+def test_groups_of_dependencies_are_installed_one_after_the_other(clone: Path) -> None:
+    """With `MAKEFLAGS=-j4` in the environment two of pip took files away from each other, and one of them failed."""
+    for name in ("test", "spark"):
+        (clone / ".venv" / f".extra-{name}").unlink()
+    python = clone / ".venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\nmkdir "$PWD/at-work" || exit 1\nsleep 0.3\nrmdir "$PWD/at-work"\n')
+    make(clone, ".venv/.extra-test", ".venv/.extra-spark", MAKEFLAGS="-j4")
+    assert (clone / ".venv" / ".extra-spark").exists()
+
+
 def test_a_compilation_that_was_killed_is_made_anew(clone: Path) -> None:
     """A file that it left may be cut short and newer than its source."""
     assert "force= " in make(clone, "build")
