@@ -16,11 +16,12 @@ from headrace.store.store import Store
 
 SEGMENT_BYTES = 1 << 20
 _MEMORY_DISK = Path("/dev/shm")  # tests open a thousand stores: there an fsync costs nothing
+_ROOM_BYTES = 512 << 20  # four workers take up to 100 MiB each; containers have 64 MiB there by default
 
 
 def fast_folder(fallback: Path) -> Path:
-    """Return a folder in memory where there is one."""
-    if os.access(_MEMORY_DISK, os.W_OK):
+    """Return a folder in memory where there is room for one."""
+    if os.access(_MEMORY_DISK, os.W_OK) and shutil.disk_usage(_MEMORY_DISK).free >= _ROOM_BYTES:
         folder = _MEMORY_DISK / f"headrace-test-{os.getpid()}-{fallback.name}"
         folder.mkdir(exist_ok=True)
         return folder
