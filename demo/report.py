@@ -45,18 +45,20 @@ def print_report(console: Console, demo: Demo, ending: Ending, faults: Sequence[
             f"Spark read {outcome['read']:,} messages in {demo.spark.batches} micro-batches, "
             f"{_rate(outcome['read'], outcome['seconds'])} a second, and passed over {repeated:,} repetitions"
         )
+    back = f"broker back {demo.restart_seconds:.2f} s after the kill; " if demo.restart_seconds else ""
     console.print(
         f"store: {_mib(ending.store_bytes)} used, {_mib(ending.allocated_bytes)} allocated; "
-        f"broker back {demo.restart_seconds:.2f} s after the kill; {ending.seconds:.0f} s in all"
+        f"{back}{ending.seconds:.0f} s in all"
     )
     counts = demo.publisher.counts
-    console.print(
-        "redelivered: finished or on the way when the broker was killed, so delivered once more with the same id. "
-        f"sent twice: {counts.resent_batches} batches of flights were not answered when it was killed, so pynsq sent "
-        "them again; those the broker had already stored are there twice, under two ids. Spark's query passes over "
-        "them by their key.",
-        style="dim",
-    )
+    if demo.restart_seconds:
+        console.print(
+            "redelivered: finished or on the way when the broker was killed, so delivered once more with the same id. "
+            f"sent twice: {counts.resent_batches} batches of flights were not answered when it was killed, so pynsq "
+            "sent them again; those the broker had already stored are there twice, under two ids. Spark's query "
+            "passes over them by their key.",
+            style="dim",
+        )
     for reason in demo.spark.restarts:
         console.print(f"the query was started again from its checkpoint after: {reason}", style="dim", markup=False)
     for fault in faults:
@@ -76,6 +78,7 @@ def print_report(console: Console, demo: Demo, ending: Ending, faults: Sequence[
 
 def _clients_table(demo: Demo) -> Table:
     counts, judges = demo.publisher.counts, demo.judges
+    is_published = counts.answered >= flights.COUNT  # else nobody can say what is lost
     table = Table(title="Flights and weather through a broker that was killed", title_justify="left")
     for name in ("", "flights published", "weather published", *(f"channel {judge.channel}" for judge in judges)):
         table.add_column(name, justify="right" if name else "left")
@@ -86,7 +89,7 @@ def _clients_table(demo: Demo) -> Table:
             f"{min(demo.weather.answered, weather.COUNT):,}",
             [f"{len(judge.flights):,}" for judge in judges],
         ),
-        ("lost", "", "", [f"{judge.lost:,}" for judge in judges]),
+        ("lost", "", "", [f"{judge.lost:,}" if is_published else "" for judge in judges]),
         ("with wrong content", "", "", [f"{judge.wrong + judge.changed:,}" for judge in judges]),
         ("deliveries", "", "", [f"{judge.deliveries:,}" for judge in judges]),
         ("redelivered", "", "", [f"{judge.redelivered:,}" for judge in judges]),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from demo.flights import flight_key
 from demo.join import delays_by_weather
+from demo.judge import ChannelJudge
 from demo.results import COLUMNS, Row
 
 result_judge = pytest.importorskip("demo.result_judge")
@@ -76,3 +80,26 @@ def test_rows_are_the_same_from_a_body_and_from_parquet(spark: Any, tmp_path: Pa
 
 def test_the_key_of_a_flight_is_what_the_query_makes() -> None:
     assert {flight_key(line).decode() for line in FLIGHTS} == set(EXPECTED)
+
+
+def test_a_story_that_got_stuck_lost_nothing(tmp_path: Path) -> None:
+    """Flights that were not published yet were "lost", and a broker that nobody had killed "back after the kill"."""
+    pytest.importorskip("nsq", reason="the demo publishes with pynsq: pip install -e '.[demo]'")
+    from demo.publisher import PublishCounts
+    from demo.report import Ending, print_report
+
+    printed = StringIO()
+    console = Console(file=printed, width=120)
+    demo: Any = SimpleNamespace(
+        judges=[ChannelJudge("archive", tmp_path / "notes", {flight_key(line): line for line in FLIGHTS})],
+        publisher=SimpleNamespace(counts=PublishCounts(answered=2)),
+        weather=SimpleNamespace(answered=1, resent=0),
+        spark=SimpleNamespace(outcome={}, batches=0, restarts=[]),
+        restart_seconds=0.0,
+    )
+    print_report(console, demo, Ending(0, 0, 1.0, tmp_path), ["nothing happened for 180 s"])
+    said = printed.getvalue()
+    (lost,) = [line for line in said.splitlines() if "lost" in line]
+    assert not any(letter.isdigit() for letter in lost)
+    assert "kill;" not in said
+    assert "WRONG: nothing happened" in said
