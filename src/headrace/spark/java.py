@@ -12,6 +12,7 @@ and runs the wheel's. Measured: sessions, Python data sources, Parquet, RocksDB 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -186,9 +187,16 @@ def _wheel() -> Iterator[Java]:
 
 
 def cache_folder() -> Path:
-    """Return the folder of this user's caches."""
+    """Return the folder of this user's caches.
+
+    Raises:
+        OSError: nobody knows where it is.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "headrace"
+    try:
+        return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "headrace"
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, "this user has no home, set HOME or XDG_CACHE_HOME", "~/.cache") from error
 
 
 def make_shim(home: Path) -> Path:

@@ -12,6 +12,7 @@ import atexit
 import importlib.metadata
 import logging
 import os
+import pwd
 import re
 import shutil
 import sys
@@ -202,10 +203,12 @@ def prepare(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     """Set the environment for a JVM that this process starts; return the settings for it.
 
     Raises:
-        ConfigError: there is no Java that Spark can use, or ``SPARK_HOME`` is no Spark for this pyspark.
+        ConfigError: this user has no name, ``SPARK_HOME`` is no Spark for this pyspark, or there is no Java that Spark
+            can use.
     """
     if is_submitted():
         return {"spark.sql.session.timeZone": "UTC", **conf}
+    check_user()
     check_spark_home()
     os.environ["JAVA_HOME"] = java_home()
     if sys.flags.utf8_mode:  # Python passes over a locale without letters, or that is not installed; Java goes by it
@@ -265,6 +268,20 @@ def quiet_accumulators() -> None:
 
     for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
         setattr(server, "handle_error", lambda *_: None)  # noqa: B010  # a method, as type checkers see it
+
+
+def check_user() -> None:
+    """Refuse a user without a name, as a number given to a container is one: Spark's JVM ends with a trace of Java.
+
+    Raises:
+        ConfigError: names the remedy.
+    """
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise ConfigError(
+            f"Spark needs a user with a name, and {os.getuid()} has none: give it a line in /etc/passwd"
+        ) from None
 
 
 def check_spark_home() -> None:

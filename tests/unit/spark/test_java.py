@@ -10,6 +10,7 @@ import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -190,6 +191,15 @@ def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="cannot be written"):
+        java.java_home()
+
+
+def test_a_user_without_a_home_is_named(monkeypatch, tmp_path):
+    """As a number is one that a container was started with: it ended with a traceback."""
+    give_wheel(monkeypatch, make_java(tmp_path / "wheel", "25"))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError))
+    with pytest.raises(ConfigError, match=r"cannot be written: this user has no home, set HOME or XDG_CACHE_HOME"):
         java.java_home()
 
 

@@ -23,6 +23,7 @@ MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 @pytest.fixture(autouse=True)
 def _settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "java_home", lambda: "/java")
+    monkeypatch.setattr(session, "pwd", Mock())  # whoever runs the tests may have no name
     for name in ("JAVA_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -126,6 +127,13 @@ def make_spark(home: Path, version: str) -> str:
         path.parent.mkdir(parents=True)
         path.touch()
     return str(home)
+
+
+def test_a_user_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container started with a number: a trace of Java, and that some gateway had ended."""
+    monkeypatch.setattr(session, "pwd", Mock(getpwuid=Mock(side_effect=KeyError)))
+    with pytest.raises(ConfigError, match=rf"needs a user with a name, and {os.getuid()} has none: .*/etc/passwd"):
+        session.prepare("local[2]", {})
 
 
 def test_spark_home_without_spark_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
