@@ -6,11 +6,15 @@ step is a target of the Makefile, which does nothing when it is done already.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, TextIO
 
 # Targets with the share of the time each takes, measured on two cores with a warm package cache.
@@ -24,6 +28,7 @@ STEPS: Final = (
 )
 WIDTH: Final = 30
 LOOK_SECONDS: Final = 0.2
+LOCK: Final = Path(".cache", "prepare.lock")
 
 
 def draw(out: TextIO, share: float, text: str, seconds: float) -> None:
@@ -64,13 +69,27 @@ def run(make: str) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Wait until nobody else prepares this clone: two of pip, or of a compiler, write the same files."""
+    LOCK.parent.mkdir(exist_ok=True)
+    with LOCK.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.stderr.write("another make demo prepares this clone, waiting for its end\n")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def main() -> int:
     """Run as the command says; end as the shell expects when a signal comes."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
-        return run(sys.argv[1])
+        with alone():
+            return run(sys.argv[1])
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
         return 130

@@ -55,3 +55,15 @@ def test_an_interrupted_set_up_ends_what_it_started(tmp_path: Path, number: sign
     assert "Traceback" not in said
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_two_set_ups_at_once_come_one_after_the_other(tmp_path: Path) -> None:
+    """Both installed into one environment: two of pip take files away from each other."""
+    make = tmp_path / "make"
+    make.write_text("#!/bin/sh\nmkdir at-work || exit 1\nsleep 0.1\nrmdir at-work\n")
+    make.chmod(0o755)
+    command: list[str | Path] = [sys.executable, ROOT / "demo" / "prepare.py", make]
+    both = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=30)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert "".join(said).count("another make demo prepares this clone") == 1
