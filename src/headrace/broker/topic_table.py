@@ -196,6 +196,8 @@ class TopicTable:
             raise InvalidNameError(name, "empty, or reserved for the broker")
         if "/" in name or "\0" in name:
             raise InvalidNameError(name, "it is the name of a folder, without / and 0 bytes")
+        if not name.endswith(EPHEMERAL_SUFFIX):
+            self._core.store.require_folder(name)
         if len(self.topics) - self._system_count >= self._core.settings.max_topics:
             raise QuotaExceededError(
                 f"the broker has its limit of {self._core.settings.max_topics} topics (broker.max_topics)"

@@ -170,6 +170,11 @@ class StoreDirectory(StoreLayout):
             return None
         return Identity(**payload)
 
+    @property
+    def is_caseless(self) -> bool:
+        """Whether its disk takes upper and lower case in the names of files for one; its identity is there."""
+        return self.identity.with_name(self.identity.name.upper()).exists()
+
     def create_identity(self, segment_bytes: int, queue_file_bytes: int, now_ms: int) -> Identity:
         """Make the folders and the identity of a new store."""
         for folder in (self.side, self.channels, self.commit_log, self.consume_queues):

@@ -24,6 +24,7 @@ from headrace.batch import PublishBatch
 from headrace.clock import Clock
 from headrace.errors import (
     FlushError,
+    InvalidNameError,
     NoMemoryError,
     RemovedSegmentError,
     ReplacedFolderError,
@@ -110,6 +111,8 @@ class Store:
         self.counters = StoreCounters()
         self.flush_seconds = Histogram(FLUSH_BOUNDS_SECONDS)
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._is_caseless = False
+        self._topics_by_folder: dict[str, str] = {}  # by its name without case; only where the disk is without
         self.gate = Gate()
         self.failure: StoreError | None = None
         self.last_write_error: str = ""
@@ -197,6 +200,7 @@ class Store:
     def _make_parts(self, identity: Identity, store_host: int, store_host_v6: bytes | None) -> None:
         """Open what the store consists of, but for the key index: that needs the recovered log."""
         self.store_id = identity.store_id
+        self._is_caseless = self.directory.is_caseless
         self.files = QueueFiles(identity.queue_file_bytes, _most_open(self.settings.open_queue_files, 4))
         self.mark = DurableMark(self.directory.durable_mark)
         if self.mark.is_damaged:
@@ -272,7 +276,21 @@ class Store:
             if topic == SCHEDULE_TOPIC and 0 <= queue_id < len(self._schedule_delays_ms):
                 found.delay_ms = self._schedule_delays_ms[queue_id]
             self.queues[topic, queue_id] = found
+            if self._is_caseless:
+                self._topics_by_folder.setdefault(topic.lower(), topic)
         return found
+
+    def require_folder(self, topic: str) -> None:
+        """Refuse a topic whose queues would lie in the folder of another one.
+
+        Raises:
+            InvalidNameError: it is called as that one but for upper and lower case, which the disk takes for one.
+        """
+        owner = self._topics_by_folder.get(topic.lower(), topic)
+        if owner != topic:
+            raise InvalidNameError(
+                topic, f"topic {owner!r} has its folder, as upper and lower case are the same on the disk of the store"
+            )
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return where a queue goes on; one that does not exist begins at 0, and is not made."""

@@ -196,6 +196,29 @@ def test_what_cannot_be_made_is_refused(
     assert rig.broker.topics == {}
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_topics_that_would_share_their_files_are_refused(rig: BrokerRig, way: str) -> None:
+    """Where the disk takes upper and lower case for one: each would have the other's messages."""
+    rig.broker.ensure_topic("orders")
+    rig.broker.ensure_topic("Orders")  # this disk tells them apart
+    identity = rig.store.directory.identity
+    identity.with_name(identity.name.upper()).symlink_to(identity.name)
+    getattr(rig, way)()
+    rig.broker.ensure_topic("bills")
+    publish_to(rig, "bills", 0, b"m")
+    for name in ("Bills", "%sys%control"):
+        with pytest.raises(InvalidNameError, match="upper and lower case"):
+            rig.broker.ensure_topic(name)
+        with pytest.raises(InvalidNameError, match="upper and lower case"):
+            rig.broker.create_topic(name, TopicConfig(2, 2))
+    assert rig.broker.ensure_topic("Bills#ephemeral").ephemeral
+    rig.broker.delete_topic("bills")
+    with pytest.raises(InvalidNameError, match="'bills'"):  # its files stay, as they say what was issued
+        rig.broker.ensure_topic("BILLS")
+    assert rig.broker.ensure_topic("bills").name == "bills"
+    assert {"orders", "Orders"} <= rig.broker.topics.keys()
+
+
 def test_an_ephemeral_topic_cannot_be_configured(rig: BrokerRig) -> None:
     """It has one queue, in memory."""
     rig.broker.ensure_topic("e#ephemeral")
