@@ -95,14 +95,12 @@ def is_special(path: Path) -> bool:
 
 def is_removed(path: str | Path, descriptor: int) -> bool:
     """Tell whether an open file has no name any more; some file systems count no names at all."""
-    status = os.fstat(descriptor)
-    if status.st_nlink:
-        return False
     try:
-        return not os.path.samestat(Path(path).stat(), status)
+        status = os.fstat(descriptor)
+        return not status.st_nlink and not os.path.samestat(Path(path).stat(), status)
     except FileNotFoundError:
         return True
-    except OSError:  # who may not look there cannot tell, and looks again
+    except OSError:  # who may not look there, as where the file system was shut down, cannot tell, and looks again
         return False
 
 

@@ -270,6 +270,24 @@ def test_a_journal_that_was_removed_forgets_nothing_of_what_was_finished(
     assert _bodies(rig, "t", "c") == [b"c"]
 
 
+def test_a_file_system_that_was_shut_down_keeps_nobody_from_ticking(
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XFS does so when its disk fails, and then does not even tell of a file that is open."""
+    rig.subscribe("t", "c")
+    rig.publish("t", [b"a"])
+
+    def refuse(_: int) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", refuse)
+        rig.pass_time(2_000)
+        rig.store.tick()
+        rig.store.look_at_place()
+    assert rig.store.failure is None
+
+
 def test_a_journal_that_cannot_be_opened_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
