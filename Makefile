@@ -151,7 +151,7 @@ $(FUZZ_TREE)/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
 	@here=$(HERE) && cd $(FUZZ_TREE) && CC=clang LDSHARED="clang -shared" HEADRACE_FUZZ=1 "$$here"/$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
 	@touch $@
 
-fuzz: $(FUZZ_TREE)/.compiled $(VENV)/.extra-fuzz $(VENV)/.extra-spark ## fuzz what reads RocketMQ bytes (FUZZ_SECONDS=60); needs clang
+fuzz: $(FUZZ_TREE)/.compiled $(VENV)/.extra-fuzz $(VENV)/.extra-spark ## fuzz what reads bytes of peers and logs (FUZZ_SECONDS=60); needs clang
 	@mkdir -p $(FUZZ_TREE)/corpus $(FUZZ_TREE)/findings
 	@for part in $$(cd src && find . -name '*.py'); do cp -p src/$$part $(FUZZ_TREE)/src/$$part; done
 	PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$($(BIN)/python -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so \

@@ -5,13 +5,16 @@ The first argument is the folder of the corpus, the others are libFuzzer's.
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Final
 
 import atheris
 
-with atheris.instrument_imports(include=["headrace.format", "headrace.remoting", "headrace.broker", "headrace.spark"]):
+with atheris.instrument_imports(
+    include=[f"headrace.{part}" for part in ("broker", "format", "net", "nsq", "remoting", "spark", "store")]
+):
     from tests.fuzz import targets
 
 MAX_BYTES: Final = 16 * 1024
@@ -19,6 +22,7 @@ MAX_BYTES: Final = 16 * 1024
 
 def main() -> None:
     """Fuzz until libFuzzer's own arguments say that it is enough, or something is found."""
+    logging.disable()  # a start of a damaged store has much to say
     targets.write_corpus(Path(sys.argv[1]))
     atheris.Setup([sys.argv[0], f"-max_len={MAX_BYTES}", *sys.argv[1:]], targets.run)
     atheris.Fuzz()

@@ -1,4 +1,4 @@
-"""What is fuzzed: everything that reads bytes of a RocketMQ peer or of a log, a function for each reader.
+"""What is fuzzed: everything that reads bytes of a peer or of a log, a function for each reader.
 
 The first byte of an input chooses what reads the rest. Each target lets through exactly the errors that its callers
 handle; anything else is a finding. Nothing here needs the fuzzer: tests/unit/remoting/test_fuzz_targets.py runs the
@@ -26,6 +26,7 @@ from headrace.remoting.sending.rows import RowIntake
 from headrace.remoting.signature import signed_content
 from headrace.spark.decode import Decoder, find_start
 from headrace.spark.schema import COLUMNS
+from tests.fuzz import nsq_targets, pull_targets, store_targets
 from tests.support.exactly_once import encode_rows
 from tests.unit.remoting import vectors
 
@@ -259,6 +260,8 @@ def expression(data: bytes) -> None:
 TARGETS: Final[tuple[Callable[[bytes], None], ...]] = (
     frames, signed_frames, splits, one_frame, send_bodies, messages, rows, arrow,
     json, registration, plain_registration, queues, heartbeat, expression,
+    nsq_targets.nsq_commands, nsq_targets.nsq_reads, nsq_targets.http_publish, nsq_targets.mpub_bodies,
+    pull_targets.known_pulls, store_targets.damaged_log,
 )  # fmt: skip
 
 
@@ -329,9 +332,12 @@ def seeds() -> dict[str, bytes]:
             b"x IN ('a','b')",
         ],
     }
+    by_name = {target.__name__: inputs for target, inputs in found.items()}
+    by_name |= nsq_targets.seeds() | pull_targets.seeds() | store_targets.seeds()
+    numbers = {target.__name__: number for number, target in enumerate(TARGETS)}
     return {
-        f"{target.__name__}-{index}": bytes([TARGETS.index(target)]) + data
-        for target, inputs in found.items()
+        f"{name}-{index}": bytes([numbers[name]]) + data
+        for name, inputs in by_name.items()
         for index, data in enumerate(inputs)
     }
 

@@ -1,4 +1,4 @@
-"""The seeds of the fuzzer, and small damage to them, through every reader of RocketMQ bytes. Ref: tests/fuzz."""
+"""The seeds of the fuzzer, and small damage to them, through every reader of peers and logs. Ref: tests/fuzz."""
 
 from __future__ import annotations
 
