@@ -15,6 +15,7 @@ from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import RequestError, TopicNotFoundError
 from headrace.format import record
 from headrace.format.names import MAX_QUEUES
+from headrace.format.record import SYS_BORN_V6, SYS_STORE_V6
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -23,15 +24,8 @@ if TYPE_CHECKING:
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE: Final = "REAL_QID"
 
-SYS_TRANSACTION: Final = 0xC
-"""Bits of the sys flag that say what a record is to its transaction."""
-
-SYS_COMMITTED: Final = 0x8
-
 _OF_THE_RECORD: Final = ("__CRC32#", "__BATCH#")
 _BORN_HOST_AT: Final = 48
-_SYS_BORN_V6: Final = 0x10
-_SYS_STORE_V6: Final = 0x20
 _MAGIC_V1: Final = bytes.fromhex("daa320a7")
 _CHECKSUM_BYTES: Final = 20
 
@@ -91,10 +85,10 @@ class StoredMessage(Message):
         """
         fields = record.decode(raw)
         sys_flag = fields["sys_flag"]
-        is_v6 = bool(sys_flag & _SYS_BORN_V6)
+        is_v6 = bool(sys_flag & SYS_BORN_V6)
         born_end = _BORN_HOST_AT + (20 if is_v6 else 8)
         born = raw[_BORN_HOST_AT:born_end]
-        store_host = raw[born_end + 8 : born_end + 8 + (20 if sys_flag & _SYS_STORE_V6 else 8)]
+        store_host = raw[born_end + 8 : born_end + 8 + (20 if sys_flag & SYS_STORE_V6 else 8)]
         properties = record.properties_of(fields["properties"])
         for name in _OF_THE_RECORD:
             properties.pop(name, None)
@@ -211,7 +205,7 @@ def place_record(raw: bytes, topic: str, queue_id: int) -> bytes:
     Layout: docs/formats/commit-log.md, "Record".
     """
     sys_flag = int.from_bytes(raw[36:40], "big")
-    body_at = 88 + (12 if sys_flag & _SYS_BORN_V6 else 0) + (12 if sys_flag & _SYS_STORE_V6 else 0)
+    body_at = 88 + (12 if sys_flag & SYS_BORN_V6 else 0) + (12 if sys_flag & SYS_STORE_V6 else 0)
     topic_at = body_at + int.from_bytes(raw[body_at - 4 : body_at], "big")
     is_v1 = raw[4:8] == _MAGIC_V1
     length_bytes = 1 if is_v1 else 2

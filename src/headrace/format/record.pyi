@@ -9,6 +9,17 @@ BLANK: Final[int]
 BAD_OFFSET: Final[int]
 """What ``check`` says of places that are asked about by name: zeros, a blank record, another place's record."""
 
+SYS_PREPARED: Final[int]
+"""Bit of the sys flag that prepared and rolled-back records have: they are in no queue."""
+
+SYS_COMMITTED: Final[int]
+SYS_TRANSACTION: Final[int]
+"""Bits of the sys flag that say what a record is to its transaction; both: it is rolled back, and in no index."""
+
+SYS_BORN_V6: Final[int]
+SYS_STORE_V6: Final[int]
+"""Bits of the sys flag: that host is an IPv6 address."""
+
 class DecodedRecord(TypedDict):
     """The fields of one record. Hosts are "ip:port", with an IPv6 address in brackets."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.format.record import check, decode
+from headrace.format.record import SYS_PREPARED, check, decode
 from headrace.store.commit_log import CommitLog
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.index import key_hash
@@ -34,7 +34,6 @@ _KEEP_OPEN: Final = 16
 _LOST: Final = (errno.ENOENT, errno.EIO)
 _FIRST_READ_BYTES: Final = 4096
 _MAX_RECORD_BYTES: Final = 5 << 20
-_PREPARED: Final = 0x4
 _KEYS: Final = b"KEYS"
 _UNIQUE_KEY: Final = b"UNIQ_KEY"
 
@@ -144,7 +143,7 @@ class KeySearch:
             return False
         if not _has_key(record["properties"], key, unique=query.unique):
             return False
-        if record["sys_flag"] & _PREPARED:
+        if record["sys_flag"] & SYS_PREPARED:
             return offset < self._log.durable_offset  # no queue lists it
         queue = self._queues.get((record["topic"], record["queue_id"]))
         return queue is not None and queue.min_offset <= record["queue_offset"] < queue.visible_offset

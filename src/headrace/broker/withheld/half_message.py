@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from headrace.broker.message import REAL_QUEUE, REAL_TOPIC, SYS_TRANSACTION
+from headrace.broker.message import REAL_QUEUE, REAL_TOPIC
 from headrace.broker.withheld.schedule import DELAY_LEVEL, level_of
 from headrace.broker.withheld.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT, timer_number
 from headrace.errors import InvalidDelayError, MessageTooLargeError
 from headrace.format import record
 from headrace.format.names import HALF_TOPIC, MAX_QUEUES, MAX_TOPIC_BYTES
+from headrace.format.record import SYS_TRANSACTION
 
 if TYPE_CHECKING:
     from headrace.broker.copies import RecordCopy

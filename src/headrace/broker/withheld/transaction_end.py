@@ -14,9 +14,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.gathering import Joint, Work
-from headrace.broker.message import SYS_COMMITTED, SYS_TRANSACTION
 from headrace.broker.withheld.given_up import DECIDE, GivenUp
 from headrace.format import record
+from headrace.format.record import SYS_COMMITTED, SYS_TRANSACTION
 
 if TYPE_CHECKING:
     from headrace.broker.copies import RecordCopy

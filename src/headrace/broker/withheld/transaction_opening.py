@@ -13,12 +13,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from headrace.broker.copies import RecordCopy
-from headrace.broker.message import SYS_COMMITTED, SYS_TRANSACTION, StoredMessage
+from headrace.broker.message import StoredMessage
 from headrace.broker.queue_search import places_from
 from headrace.broker.torn_commands import find_torn, records_from
 from headrace.broker.withheld.half_message import FIRST_OFFSET, number_or
 from headrace.format import record
 from headrace.format.names import HALF_TOPIC
+from headrace.format.record import SYS_COMMITTED, SYS_TRANSACTION
 
 if TYPE_CHECKING:
     from headrace.broker.withheld.decided_floors import DecidedFloors

@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from headrace.broker.message import SYS_TRANSACTION, Message, Outbox, Placed, put
+from headrace.broker.message import Message, Outbox, Placed, put
 from headrace.broker.withheld.schedule import DELAY_LEVEL, level_of
 from headrace.broker.withheld.timed import DELAY_MS, DELAY_SECONDS, DELIVER_AT
 from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
-from headrace.format.record import message_id, properties_of
+from headrace.format.record import SYS_TRANSACTION, message_id, properties_of
 from headrace.remoting.checks import find_group, require_sendable, require_writable
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode

@@ -22,11 +22,11 @@ from headrace.broker.access import Action
 from headrace.broker.exactly_once.key_set import FINGERPRINT_BYTES, fingerprint, select_new
 from headrace.broker.exactly_once.producers import ProducerKey, Sequences
 from headrace.broker.exactly_once.staged_batch import Chosen, Run
-from headrace.broker.message import SYS_TRANSACTION, Message, Outbox
+from headrace.broker.message import Message, Outbox
 from headrace.broker.withheld.schedule import level_of
 from headrace.errors import InvalidDelayError, ProtocolError, RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
-from headrace.format.record import properties_of
+from headrace.format.record import SYS_TRANSACTION, properties_of
 from headrace.remoting import fields
 from headrace.remoting.checks import require_sendable, require_writable
 from headrace.remoting.codec import decode_batch

@@ -24,12 +24,12 @@ from headrace.errors import HeadraceError
 from headrace.format.layout import queue_folder
 from headrace.format.names import segment_name
 from headrace.format.queue_entry import FILLER_BYTES
+from headrace.format.record import SYS_TRANSACTION
 from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.views import (
     ENTRY,
     INDEX_ENTRY,
     INDEX_HEADER_BYTES,
-    TRANSACTION,
     Array,
     Headers,
     header_decoder,
@@ -185,7 +185,7 @@ class _Range:
                 runs.append([first, end])
 
     def _take_keys(self, headers: Headers) -> None:
-        is_indexed = headers.is_right & ((headers.sys_flag & TRANSACTION) != TRANSACTION)
+        is_indexed = headers.is_right & ((headers.sys_flag & SYS_TRANSACTION) != SYS_TRANSACTION)
         rows, hashes = index_keys(headers, np.flatnonzero(is_indexed))
         if len(rows):
             keys = np.zeros(len(rows), KEY)

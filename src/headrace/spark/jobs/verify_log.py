@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from headrace.format.names import SCHEDULE_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
+from headrace.format.record import SYS_TRANSACTION
 from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.views import (
-    TRANSACTION,
     Array,
     Headers,
     IndexFiles,
@@ -116,7 +116,7 @@ class LogPass:
         }  # fmt: skip
 
     def _take_keys(self, index: IndexFiles, headers: Headers, rows: Array) -> None:
-        is_indexed = (headers.sys_flag[rows] & TRANSACTION) != TRANSACTION
+        is_indexed = (headers.sys_flag[rows] & SYS_TRANSACTION) != SYS_TRANSACTION
         is_noted = (headers.offset[rows] >= index.begin) & (headers.offset[rows] < index.end)
         of_row, hashes = index_keys(headers, rows[is_indexed & is_noted])
         if len(of_row):

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headrace.format.layout import CONSUME_QUEUES, queue_folder
 from headrace.format.names import SCHEDULE_TOPIC, is_offset_name, segment_name
-from headrace.format.record import tag_hash
+from headrace.format.record import SYS_PREPARED, tag_hash
 from headrace.spark.decode import Decoder
 from headrace.spark.scan import LogSplit, decode_split
 
@@ -28,10 +28,6 @@ KEY_COLUMNS: Final = ("unique_key", "keys")
 ENTRY: Final = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tag", ">i8")])
 INDEX_ENTRY: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("before", ">i4")])
 INDEX_HEADER_BYTES: Final = 40
-PREPARED: Final = 0x4
-"""Bit of the sys flag that prepared and rolled-back records have: they are in no queue."""
-TRANSACTION: Final = 0xC
-"""Both bits: the record is rolled back, and in no index."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -66,7 +62,7 @@ class Headers:
     @property
     def is_queued(self) -> Array:
         """Which of them have an entry in a consume queue."""
-        queued: Array = self.is_right & ((self.sys_flag & PREPARED) == 0)
+        queued: Array = self.is_right & ((self.sys_flag & SYS_PREPARED) == 0)
         return queued
 
     def groups(self, rows: Array) -> Iterator[tuple[str, int, Array]]:
