@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,12 @@ PAGES = sorted(
     ]
 )
 PROTOCOLS = sorted({*(ROOT / "docs/protocols").glob("*.md")} - {ROOT / "docs/protocols/README.md"})
+# Spark's packages have their page, docs/spark/README.md.
+PACKAGES = sorted(
+    path.parent
+    for path in (ROOT / "src/headrace").glob("*/**/__init__.py")
+    if "spark" not in path.relative_to(ROOT).parts
+)
 SECTIONS = {setting.path.partition(".")[0] for setting in setting_fields()}
 SETTINGS = {setting.path for setting in setting_fields()}
 # Where a page looks first for a test of which it names the file alone; then among the interop tests.
@@ -115,6 +122,15 @@ def feature_rows(page: Path) -> Iterator[str]:
             columns = [cell.strip() for cell in line.strip("|").split("|")]
         elif columns[-1] == "Test" and not set(line) <= set("|- "):
             yield line
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name_of)
+def test_docstring_of_a_package_names_its_modules(package: Path) -> None:
+    """As docs/architecture.md promises."""
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    named = {word for code in re.findall(r"``([^`]+)``", docstring) for word in re.findall(r"\w+", code)}
+    modules = {path.stem for path in package.iterdir() if path.suffix in {".py", ".pyx"}} - {"__init__"}
+    assert named >= modules
 
 
 def test_index_of_the_protocols_is_complete() -> None:

@@ -1,7 +1,16 @@
 """The NSQ protocol: TCP V2 (``server``, ``connection``, ``codec``) and nsqd's HTTP API (``http``, ``stats``).
 
 ``codec`` turns socket reads into batches and delivered batches into frames, without I/O. ``connection`` is one client:
-its states are a table (``states``), its replies a queue in command order (``replies``).
-``server`` listens, dispatches deliveries fairly and keeps the one timer. The package speaks to the broker core and must
-not know the store's files, nor any other protocol. Ref: docs/protocols/nsq.md, docs/protocols/nsq-http.md.
+its states are a table (``states``), its replies a queue in command order (``replies``), ``identify`` is what it says
+about itself and ``refusal`` what it is told in errors. ``server`` listens and keeps the one timer, ``delivery`` sends
+what channels have, in fair turns. ``names`` are those of topics and channels, ``version`` the one that clients are
+told; ``metrics`` counts, ``command_log`` logs what clients ask for.
+
+What makes them fast: ``finishes`` and ``http_publishes`` take over plain reads in compiled code, ``joint_publishes``
+appends small publishes of many clients together, ``coalescing`` reads many FINs at once, and ``delivery_coalescing``
+gathers what a busy channel sends, for as long as ``delivery_interval`` says. The HTTP API has its routes in
+``http_request``, bodies of many messages in ``mpub``, and nsqd's options in ``config_options``.
+
+The package speaks to the broker core and must not know the store's files, nor any other protocol.
+Ref: docs/protocols/nsq.md, docs/protocols/nsq-http.md.
 """

@@ -1,8 +1,11 @@
 """One typed settings tree: what can be set, from where, and what is accepted.
 
-``Settings`` holds one frozen section per part of the broker; a module receives its own section only. ``load_settings``
-reads flags, ``HEADRACE_...`` variables and ``headrace.toml`` (in this order of precedence) over the defaults and
-remembers where each value came from. This package knows no other part of Headrace but the exceptions.
+``Settings`` (``tree``) holds one frozen section per part of the broker; a module receives its own section only.
+``load`` reads flags, ``HEADRACE_...`` variables and ``headrace.toml`` (in this order of precedence) over the defaults
+and remembers where each value came from; ``units`` reads sizes and durations, ``validate`` says what is acceptable,
+``folder`` whether a folder can be used. ``reference`` makes the sample and the page of all settings; ``foreign`` turns
+nsqd's and RocketMQ's configuration into ours, by ``aliases``. This package knows no other part of Headrace but the
+exceptions.
 """
 
 from headrace.settings.load import LoadedSettings, load_settings

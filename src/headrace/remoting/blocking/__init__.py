@@ -1,7 +1,7 @@
 """The RocketMQ protocol for programs without an event loop: what Spark workers, jobs and tools talk to brokers with.
 
-``BlockingClient`` is one connection, ``Cluster`` the brokers behind some registries; both work against Headrace and
-against RocketMQ 4.9 and 5.x. ``read_log_request`` and ``read_queue_request`` build what only Headrace answers, for
+``BlockingClient`` (``connection``) is one connection, ``Cluster`` (``cluster``) the brokers behind some registries;
+both work against Headrace and against RocketMQ 4.9 and 5.x. ``reads`` builds what only Headrace answers, for
 ``BlockingClient.call_many``. Ref: docs/protocols/extensions.md.
 """
 

@@ -1,1 +1,6 @@
-"""Messages on their way in: headers and bodies become entries of a batch, appended batches become answers."""
+"""Messages on their way in: headers and bodies become entries of a batch, appended batches become answers.
+
+``intake`` over ``send_intake`` (compiled) is the fast path, ``joint_sends`` appends what many clients send,
+``held_sends`` says where delayed and half messages wait, ``late_answers`` has what waits for the disk too long.
+``send_request`` is the header of all other sends, ``rows`` (compiled) the body of a batch with an identity.
+"""
