@@ -1,8 +1,8 @@
-"""Calls to other RocketMQ servers: registries, brokers, our own in tests.
+"""Calls to other RocketMQ servers: registries and brokers.
 
 One connection per address, made when it is first needed and again after it was lost; any number of requests are under
 way on it, and a response is matched by its number. A request whose time is over is forgotten, so its late response is
-counted and dropped. Requests that a server sends on the connection go to ``on_request``; their numbers are a space of
+counted and dropped. What a server asks on the connection is not supported, and answered so; its numbers are a space of
 their own (remoting.md 1.4).
 
 Nothing is sent twice: whether a request that failed is tried again is for the caller, who knows what it does.
@@ -37,12 +37,9 @@ from headrace.remoting.codes import ResponseCode, request_name
 
 logger = logging.getLogger(__name__)
 
-OnRequest = Callable[[str, Command], Command | None]
-"""Called with the server's address and its request; returns the response's code, remark, ext and body, or None when
-there is nothing to say. A one-way request is never answered."""
-
 CONNECT_TIMEOUT_S: Final = 3.0
 _READ_BYTES: Final = 64 * 1024
+_MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 _MAX_OPAQUE: Final = 0x7FFFFFFF
 _LOOKS: Final = 4
 """Looks at how much has arrived, in the time that a request has."""
@@ -59,18 +56,13 @@ class RemotingClient:
     def __init__(
         self,
         *,
-        on_request: OnRequest | None = None,
         on_lost: Callable[[str], None] | None = None,
-        serialize: int = 0,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        max_frame_bytes: int = 16_777_216,
     ) -> None:
         self.late_responses = 0
-        self.on_request = on_request
         self.on_lost = on_lost
-        self.serialize = serialize
         # No topics: whatever a server sends is handed out as a command.
-        self.limits = Limits((), max_frame_bytes=max_frame_bytes)
+        self.limits = Limits((), max_frame_bytes=_MAX_FRAME_BYTES)
         self.intake = SendIntake()
         self.receive = ReceiveBuffer(HEADROOM_BYTES, _READ_BYTES)
         self._connect_timeout_s = connect_timeout_s
@@ -99,20 +91,6 @@ class RemotingClient:
                 connection = await self._connect(address)
                 opaque = next(self._numbers) & _MAX_OPAQUE
                 return await connection.call(command, opaque, limit if is_patient else None, timeout_s)
-        except TimeoutError:
-            raise RequestTimeoutError(address, request_name(command.code), timeout_s) from None
-
-    async def notify(self, address: str, command: Command, timeout_s: float = 3.0) -> None:
-        """Send a one-way request; that it was handed to the connection is all that is known.
-
-        Raises:
-            RequestTimeoutError: the server does not read.
-            ConnectionLostError: the connection could not be made.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                connection = await self._connect(address)
-                await connection.send(command, next(self._numbers) & _MAX_OPAQUE, oneway=True)
         except TimeoutError:
             raise RequestTimeoutError(address, request_name(command.code), timeout_s) from None
 
@@ -214,7 +192,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     async def call(self, command: Command, opaque: int, limit: asyncio.Timeout | None, timeout_s: float) -> Command:
         """Send a request and wait for its response; ``limit`` is put off by ``timeout_s`` as long as it arrives."""
-        await self.send(command, opaque, oneway=False)
+        await self._send(command, opaque)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Command] = loop.create_future()
         self._waiting[opaque] = future
@@ -231,12 +209,12 @@ class _Connection(asyncio.BufferedProtocol):
         finally:
             self._waiting.pop(opaque, None)
 
-    async def send(self, command: Command, opaque: int, *, oneway: bool) -> None:
+    async def _send(self, command: Command, opaque: int) -> None:
         """Hand a request to the transport, once the server takes what was sent before."""
         await self._writable.wait()
         if self._reason:
             raise ConnectionLostError(self.address, self._reason)
-        frame = encode_request(self._client.serialize, command.code, opaque, oneway, command.ext or None, command.body)
+        frame = encode_request(0, command.code, opaque, ext=command.ext or None, body=command.body)
         self._sent_bytes += len(frame)
         self._transport.write(frame)
 
@@ -308,26 +286,7 @@ class _Connection(asyncio.BufferedProtocol):
             else:
                 future.set_result(command)
             return
-        answer = self._answer(command)
-        if answer is not None and not command.is_oneway and not self._reason:
-            self._transport.write(
-                encode_response(
-                    command.serialize,
-                    command.opaque,
-                    answer.code,
-                    answer.remark or None,
-                    answer.ext or None,
-                    answer.body or None,
-                )
-            )
-
-    def _answer(self, command: Command | PullRequest) -> Command | None:
-        on_request = self._client.on_request
-        if on_request is None or isinstance(command, PullRequest):
+        if not command.is_oneway and not self._reason:
             remark = f" request type {command.code} not supported"
-            return Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
-        try:
-            return on_request(self.address, command)
-        except Exception:  # the outermost line of a request: logged, and answered
-            logger.exception("request failed by a bug server=%s code=%d", self.address, command.code)
-            return Command(ResponseCode.SYSTEM_ERROR, remark="internal error")
+            code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            self._transport.write(encode_response(command.serialize, command.opaque, code, remark))

@@ -94,8 +94,7 @@ def run(answer: Answer, test: Callable[[Server, RemotingClient], Coroutine[Any, 
     return server
 
 
-@pytest.mark.parametrize("serialize", [0, 1])
-def test_calls_share_one_connection(serialize):
+def test_calls_share_one_connection():
     """Many at once, each gets the response with its number; a large one too. A-BROKER-05, A-NET-04."""
 
     async def test(server: Server, client: RemotingClient) -> None:
@@ -105,10 +104,9 @@ def test_calls_share_one_connection(serialize):
         assert [answer.ext["n"] for answer in answers] == [str(number) for number in range(100)]
         assert {answer.is_response for answer in answers} == {True}
 
-    server = run(echo, test, serialize=serialize)
+    server = run(echo, test)
     assert server.connections == 1
     assert len({command.opaque for command in server.requests}) == 100
-    assert {command.serialize for command in server.requests} == {serialize}
 
 
 def test_responses_may_come_in_any_order():
@@ -282,48 +280,8 @@ def test_a_name_that_nobody_resolves_is_said_so(monkeypatch):
     may_answer.set()
 
 
-def test_one_way_requests_are_sent_and_forgotten():
-    async def test(server: Server, client: RemotingClient) -> None:
-        await client.notify(server.address, Command(15, {"commitOffset": "5"}))
-        await client.call(server.address, Command(30))
-
-    server = run(echo, test)
-    assert [(command.code, command.is_oneway) for command in server.requests] == [(15, True), (30, False)]
-
-
-def test_requests_of_the_server_are_answered():
-    """remoting.md 1.4: the numbers of the two directions are independent."""
-    seen: list[tuple[str, int]] = []
-
-    def on_request(address: str, command: Command) -> Command | None:
-        seen.append((address, command.code))
-        if command.code == 307:
-            return Command(0, {"k": "v"}, b"info", remark="fine")
-        if command.code == 309:
-            raise RuntimeError("a bug")
-        return None
-
-    async def ask(command: Command, writer: asyncio.StreamWriter) -> None:
-        if command.is_response:
-            return
-        for code, oneway in ((307, False), (309, False), (40, True), (39, False)):
-            writer.write(encode_request(0, code, command.opaque, oneway))
-        await echo(command, writer)
-
-    async def test(server: Server, client: RemotingClient) -> None:
-        await client.call(server.address, Command(34))
-        await server.wait_requests(3)
-        assert {address for address, _ in seen} == {server.address}
-
-    server = run(ask, test, on_request=on_request)
-    assert [code for _, code in seen] == [307, 309, 40, 39]
-    _, info, failed = server.requests
-    assert (info.is_response, info.code, info.ext, info.body, info.remark) == (True, 0, {"k": "v"}, b"info", "fine")
-    assert (failed.code, failed.remark, failed.opaque) == (1, "internal error", info.opaque)
-
-
-def test_without_a_handler_requests_are_not_supported():
-    """remoting.md 1.7."""
+def test_requests_of_the_server_are_not_supported():
+    """remoting.md 1.4, 1.7: and the numbers of the two directions are independent."""
 
     async def ask(command: Command, writer: asyncio.StreamWriter) -> None:
         if not command.is_response:
