@@ -221,12 +221,12 @@ class Statistics:
     def __len__(self) -> int:
         return len(self._items)
 
-    def add(self, name: str, key: str, count: int, calls: int = 1) -> None:
-        """Count: ``count`` messages or bytes of ``calls`` calls."""
+    def add(self, name: str, key: str, count: int) -> None:
+        """Count: ``count`` messages or bytes of one call."""
         item = self._item(name, key)
         if item is not None:
             item.sum += count
-            item.calls += calls
+            item.calls += 1
 
     def _item(self, name: str, key: str) -> StatsItem | None:
         """Return a counter, made now if need be and brought up to date; None when there are too many."""
@@ -366,9 +366,9 @@ class Statistics:
             keys.append((HOST_GET_NUMS, host))
         self._count_first(Call(*call), keys, [], messages, size, calls)
 
-    def note_send_back(self, group: str, topic: str, *, source: str = "remoting") -> None:
+    def note_send_back(self, group: str, topic: str) -> None:
         """Count a message that a group sent back to be tried again (A-BROKER-34)."""
-        call = (SNDBCK_PUT_NUMS, group, topic, source, "", -1)
+        call = (SNDBCK_PUT_NUMS, group, topic, "remoting", "", -1)
         known = self._rows.get(call)
         if known is not None:
             self.count(known, 1, 0)

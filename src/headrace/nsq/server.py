@@ -41,7 +41,7 @@ DISPATCH_BYTES: Final = 1024 * 1024  # of one dispatch: about a millisecond
 _LAST_READ_S: Final = 0.002  # at a stop: time for what a read sets free to come
 _MAX_LAST_READS: Final = 16
 # What a 0 in nsq.max_connections leaves to the store and the two HTTP listeners (1,024 connections each).
-RESERVED_FILES: Final = 3 * 1024
+_RESERVED_FILES: Final = 3 * 1024
 
 
 class NsqServer(StreamServer[NsqConnection]):
@@ -66,12 +66,11 @@ class NsqServer(StreamServer[NsqConnection]):
         clock: Clock,
         *,
         statistics: Statistics | None = None,
-        reserved_files: int = RESERVED_FILES,
     ) -> None:
         super().__init__(
             "nsq",
             clock,
-            connection_limit(settings.max_connections, reserved_files),
+            connection_limit(settings.max_connections, _RESERVED_FILES),
             busy_poll_us=broker.settings.busy_poll_us,
         )
         self.broker = broker

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 FRAME_SETTING: Final = "remoting.max_frame_bytes"
 # What a 0 in remoting.max_connections leaves to the store and the other listeners.
-RESERVED_FILES: Final = 4 * 1024
+_RESERVED_FILES: Final = 4 * 1024
 COLD_RETRY_MS: Final = 1_000
 COLD_MOST_MS: Final = 8_000
 """How long a pull waits for the disk: clients give it up after 10 s if it may not wait for messages, else after 30."""
@@ -69,12 +69,12 @@ class RemotingServer(RequestServer[RemotingConnection]):
     settings: RemotingSettings
     counters: RemotingCounters
 
-    def __init__(self, services: Services, *, guard: Guard | None = None, reserved_files: int = RESERVED_FILES) -> None:
+    def __init__(self, services: Services, *, guard: Guard | None = None) -> None:
         settings = services.settings
         super().__init__(
             "remoting",
             services.clock,
-            connection_limit(settings.max_connections, reserved_files),
+            connection_limit(settings.max_connections, _RESERVED_FILES),
             busy_poll_us=services.broker.settings.busy_poll_us,
         )
         self.services = services

@@ -273,7 +273,7 @@ class ChannelJournal:
         snapshot_generation = self._load_snapshot(loaded)
         newest: HistoryScan | None = None
         loaded.lacks_beginning = lacks_beginning(self._directory)
-        for generation, path in self._journals():
+        for generation, path in find_journals(self._directory):
             if generation < snapshot_generation:
                 path.unlink()
                 continue
@@ -293,10 +293,6 @@ class ChannelJournal:
             self._size_before -= newest.end
             self._open_journal(newest.end)
         return loaded
-
-    def _journals(self) -> list[tuple[int, Path]]:
-        """The journals in order of generation."""
-        return find_journals(self._directory)
 
     def _load_snapshot(self, loaded: LoadedHistory) -> int:
         """Read the snapshot, or where it is damaged what the one before has; return its generation."""
@@ -528,7 +524,7 @@ class ChannelJournal:
             while self._retired:
                 os.close(self._retired.pop())
             try:
-                replaced = [path for old, path in self._journals() if old < generation]
+                replaced = [path for old, path in find_journals(self._directory) if old < generation]
             except OSError as error:
                 logger.warning(
                     "old journals not looked for, tried again with the next path=%s error=%s",
