@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.copies import add_copies
-from headrace.broker.message import StoredMessage, place_record
+from headrace.broker.message import StoredMessage
 from headrace.broker.pull import read_queue
 from headrace.format import record
 from tests.support import layouts
@@ -133,7 +133,7 @@ def test_a_record_in_another_place_is_whole(body: bytes, topic: str, queue_id: i
     raw, expected = (
         (original.encode_checked(), placed.encode_checked()) if checked else (original.encode(), placed.encode())
     )
-    assert place_record(raw, topic, queue_id) == expected
+    assert record.with_place(raw, topic, queue_id) == expected
     assert record.check(expected, 0, 77) == len(expected)
     read = StoredMessage.from_record(expected)
     assert (read.topic, read.queue_id, read.body) == (topic, queue_id, body)

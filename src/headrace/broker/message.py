@@ -6,7 +6,6 @@ count and properties of its original, but for the two properties that belong to 
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -26,8 +25,6 @@ REAL_QUEUE: Final = "REAL_QID"
 
 _OF_THE_RECORD: Final = ("__CRC32#", "__BATCH#")
 _BORN_HOST_AT: Final = 48
-_MAGIC_V1: Final = bytes.fromhex("daa320a7")
-_CHECKSUM_BYTES: Final = 20
 
 
 @dataclass(slots=True)
@@ -197,27 +194,6 @@ class Outbox:
     def placed(self, index: int) -> Placed:
         """Say where ``publish`` put a message."""
         return Placed(self._queue_ids[index], *self.joint.batch.placed(index))
-
-
-def place_record(raw: bytes, topic: str, queue_id: int) -> bytes:
-    """Return a record of the log as it would be in another topic and queue, everything else as it is.
-
-    Layout: docs/formats/commit-log.md, "Record".
-    """
-    sys_flag = int.from_bytes(raw[36:40], "big")
-    body_at = 88 + (12 if sys_flag & SYS_BORN_V6 else 0) + (12 if sys_flag & SYS_STORE_V6 else 0)
-    topic_at = body_at + int.from_bytes(raw[body_at - 4 : body_at], "big")
-    is_v1 = raw[4:8] == _MAGIC_V1
-    length_bytes = 1 if is_v1 else 2
-    rest_at = topic_at + length_bytes + int.from_bytes(raw[topic_at : topic_at + length_bytes], "big")
-    name = topic.encode("utf-8", "surrogateescape")
-    placed = bytearray(raw[:topic_at] + len(name).to_bytes(length_bytes, "big") + name + raw[rest_at:])
-    placed[0:4] = len(placed).to_bytes(4, "big")
-    placed[12:16] = queue_id.to_bytes(4, "big")
-    if placed[-_CHECKSUM_BYTES:].startswith(b"__CRC32#\x01"):
-        crc = zlib.crc32(placed[:-_CHECKSUM_BYTES]) & 0x7FFFFFFF
-        placed[-11:-1] = f"{crc:010d}"[::-1].encode()
-    return bytes(placed)
 
 
 def put(broker: Broker, message: Message, *, deliver_at_ms: int = 0) -> tuple[Placed, int]:

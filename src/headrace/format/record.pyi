@@ -72,6 +72,9 @@ def encode(
         sys_flag: The bits that say whether the hosts are IPv6 are set from the hosts, whatever is given.
     """
 
+def with_place(raw: bytes, topic: str, queue_id: int) -> bytes:
+    """Return a whole record as it would be in another topic and queue, everything else as it is."""
+
 def check(
     buffer: bytes | bytearray | memoryview, position: int = 0, physical_offset: int = -1, checksums: bool = True
 ) -> int:

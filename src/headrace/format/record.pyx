@@ -176,7 +176,6 @@ cdef void encode_record(uint8_t* at, const RecordTemplate* template, const Publi
     cdef uint32_t head_bytes = template.head_bytes
     cdef uint32_t body_bytes = entry.body_bytes
     cdef uint32_t topic_bytes = template.topic_bytes
-    cdef uint32_t crc, low, middle
     cdef uint8_t* p
     if _says_own(entry):
         head_bytes = _put_own_head(at, template, entry)
@@ -205,7 +204,13 @@ cdef void encode_record(uint8_t* at, const RecordTemplate* template, const Publi
         p = _put_number(p, DELIVER_AT_NAME, DELIVER_AT_NAME_BYTES, entry.deliver_at_ms)
     if entry.command_entries > 1:
         p = _put_number(p, BATCH_NAME, BATCH_NAME_BYTES, entry.command_entries)
-    crc = crc32(0, at, p - at) & 0x7FFFFFFF
+    _put_checksum(at, p)
+
+
+cdef inline void _put_checksum(const uint8_t* at, uint8_t* p) noexcept nogil:
+    """Write the checksum of the record that begins at ``at`` as its last property."""
+    cdef uint32_t crc = crc32(0, at, p - at) & 0x7FFFFFFF
+    cdef uint32_t low, middle
     memcpy(p, CHECKSUM_NAME, CHECKSUM_NAME_BYTES)
     p += CHECKSUM_NAME_BYTES
     low = crc % 10000               # in parts that do not wait for each other
@@ -534,6 +539,27 @@ def encode(bytes body not None, bytes topic not None, *, bytes properties=b"", u
     cdef bytearray out = bytearray(size)
     encode_record(out, &template, &entry, size, properties_bytes, queue_offset, physical_offset)
     return bytes(out)
+
+
+def with_place(bytes raw not None, str topic not None, uint32_t queue_id):
+    cdef bytes name = topic.encode("utf-8", "surrogateescape")
+    cdef const uint8_t* at = raw
+    cdef const uint8_t* old = NULL
+    cdef uint32_t old_bytes = 0
+    cdef RecordView view
+    read_view(at, <uint32_t>len(raw), &view)
+    topic_of(&view, &old, &old_bytes)
+    cdef Py_ssize_t topic_at = old - at
+    cdef int length_bytes = 1 if load_u32(at + 4) == MAGIC_V1 else 2
+    cdef bytearray placed = bytearray(raw[:topic_at - length_bytes])
+    placed += len(name).to_bytes(length_bytes, "big") + name + raw[topic_at + old_bytes:]
+    cdef uint8_t* start = placed
+    cdef uint8_t* last = start + len(placed) - CHECKSUM_BYTES
+    store_u32(start, <uint32_t>len(placed))
+    store_u32(start + QUEUE_ID_AT, queue_id)
+    if memcmp(last, CHECKSUM_NAME, CHECKSUM_NAME_BYTES) == 0:
+        _put_checksum(start, last)
+    return bytes(placed)
 
 
 def check(const uint8_t[::1] buffer not None, int64_t position=0, int64_t physical_offset=-1, bint checksums=True):

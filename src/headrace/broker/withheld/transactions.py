@@ -33,7 +33,6 @@ from headrace.broker.message import (
     Placed,
     StoredMessage,
     need_system_topic,
-    place_record,
     put,
 )
 from headrace.broker.withheld.decided_floors import DecidedFloors, Offsets
@@ -59,6 +58,7 @@ from headrace.broker.withheld.transaction_end import (
 )
 from headrace.broker.withheld.transaction_opening import TransactionOpening
 from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError, UnreadableError
+from headrace.format import record
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, MAX_QUEUES, OP_TOPIC
 from headrace.log_pace import Trouble
 
@@ -479,7 +479,7 @@ class Transactions:
                 physical_offset=physical_offset,
                 unique_key=copy.property(b"UNIQ_KEY") or "",
                 message_id=copy.message_id,
-                record=place_record(raw, topic, queue_id),
+                record=record.with_place(raw, topic, queue_id),
             )
         )
 
