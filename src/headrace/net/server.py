@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from headrace.net.busy_poll import BusyPoll
-from headrace.net.connection import Connection
+from headrace.net.connection import Connection, Pause
 from headrace.net.connections import OpenConnections
 from headrace.net.deadlines import call_behind_reads
 from headrace.net.listener import listen
@@ -34,6 +34,12 @@ class Served(Protocol):
     cause: str
     remote_address: str
 
+    def pause(self, reason: int) -> None:
+        """Read no more for a reason."""
+
+    def resume(self, reason: int) -> None:
+        """Lift it."""
+
     def stop(self, cause: str) -> None:
         """Read no more, let answers out, then close."""
 
@@ -51,6 +57,7 @@ class StreamServer(Generic[C]):
         clock: Of their deadlines.
         busy_poll: To be told of every read that was served, unless its answer waits for the disk.
         connections: Every open one.
+        held_back: Connections not read from because the store is behind.
         logs_commands: The log level is ``debug``, at which each command is a line; looked at with every tick.
         refusal_log: Tells of connections that were turned away.
         receive: Where sockets are read to. One for all connections: a read is over before the next begins.
@@ -62,6 +69,7 @@ class StreamServer(Generic[C]):
         """Take up to ``limit`` connections; after a read, look for the next one for up to ``busy_poll_us``."""
         self.clock = clock
         self.connections: OpenConnections[C] = OpenConnections(limit)
+        self.held_back: set[C] = set()
         self.logs_commands = logger.isEnabledFor(logging.DEBUG)
         self.refusal_log = RefusalLog(clock)
         self.receive = ReceiveBuffer(HEADROOM_BYTES)
@@ -126,6 +134,18 @@ class StreamServer(Generic[C]):
         self.connections.remove(connection.id, connection.cause)
         if self._all_closed is not None and not len(self.connections):
             self._all_closed.set()
+
+    def hold_back(self, connection: C) -> None:
+        """Read no more from a connection until ``relieve``, unless it is ending: the store is behind."""
+        if not connection.cause:
+            connection.pause(Pause.STORE)
+            self.held_back.add(connection)
+
+    def relieve(self) -> None:
+        """Read again from connections that waited for the store; the broker calls this."""
+        for connection in list(self.held_back):
+            self.held_back.discard(connection)
+            connection.resume(Pause.STORE)
 
     def check_timers(self, now_ms: int | None = None) -> None:
         """Have every connection whose deadline may be due look at its clocks.

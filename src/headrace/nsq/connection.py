@@ -155,7 +155,7 @@ class NsqConnection(TurnConnection):
         self._publisher.end()
         self._finisher.end()
         super().on_ending()
-        self._server.overloaded.discard(self)
+        self._server.held_back.discard(self)
         self._end_coalescing()
         subscription = self.subscription
         if subscription is not None:
@@ -281,9 +281,7 @@ class NsqConnection(TurnConnection):
 
         Not for who only consumes: a FIN takes none of the room that is short, and unread it would come too late.
         """
-        if not self.cause:
-            self.pause(Pause.STORE)
-            self._server.overloaded.add(self)
+        self._server.hold_back(self)
 
     def _execute(self, *, is_last: bool = False) -> None:
         """Have the broker do what the codec found, which may wait for the end of the turn if it is the read's last."""

@@ -14,7 +14,6 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Final
 
-from headrace.net.connection import Pause
 from headrace.net.listener import connection_limit
 from headrace.net.server import StreamServer
 from headrace.net.turns import TURN_MS
@@ -56,7 +55,6 @@ class NsqServer(StreamServer[NsqConnection]):
         finishes: Takes over reads that are nothing but FINs.
         joint_publishes: Appends small publishes of many clients together.
         statistics: Where messages are counted by topic, channel and host; None when they are not.
-        overloaded: Connections not read from because the store is behind.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class NsqServer(StreamServer[NsqConnection]):
         )
         self.counters = NsqCounters()
         self.statistics = statistics
-        self.overloaded: set[NsqConnection] = set()
         self.limits = Limits(
             max_message_bytes=settings.max_message_bytes,
             max_body_bytes=settings.max_body_bytes,
@@ -144,12 +141,6 @@ class NsqServer(StreamServer[NsqConnection]):
                 logger.exception("delivery failed by a bug topic=%s channel=%s", channel.topic_name, channel.name)
         for channel in again:
             self.broker.touch_channel(channel)
-
-    def relieve(self) -> None:
-        """Read again from connections that waited for the store; the broker calls this."""
-        for connection in list(self.overloaded):
-            self.overloaded.discard(connection)
-            connection.resume(Pause.STORE)
 
     def producers(self) -> list[NsqConnection]:
         """Return the connections that have published, without those that only wait for their client to close."""

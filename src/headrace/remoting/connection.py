@@ -112,7 +112,7 @@ class RemotingConnection(RequestConnection):
     def on_ending(self) -> None:
         """Take no more requests; what is held for this client is held no longer."""
         super().on_ending()
-        self.server.overloaded.discard(self)
+        self.server.held_back.discard(self)
         self.server.drop_holds(self)
         self.reads.drop()
         self._postponed.clear()
@@ -194,10 +194,9 @@ class RemotingConnection(RequestConnection):
         append_sends(self)  # signed ones in front of what was put off
         if reader.commands != before:
             self._deadlines.last_command_ms = self._turn_began_ms
-        if log.end_offset != log_end and server.broker.overloaded and not self.cause:
+        if log.end_offset != log_end and server.broker.overloaded:
             # Not for who only reads: that takes none of the room that is short.
-            self.pause(Pause.STORE)
-            server.overloaded.add(self)
+            server.hold_back(self)
         self._send_outgoing()
 
     def _wait_in_line(self, command: Command, parts: Parts | None = None) -> None:

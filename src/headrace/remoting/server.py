@@ -15,7 +15,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from headrace.batch import RecordBatch
-from headrace.net.connection import Pause
 from headrace.net.listener import connection_limit
 from headrace.net.turns import TURN_MS
 from headrace.remoting.codec import Limits, SendIntake
@@ -59,7 +58,6 @@ class RemotingServer(RequestServer[RemotingConnection]):
         services: What the handlers work on.
         counters: What the server counts; see ``stats()``.
         guard: Access control; None when it is off.
-        overloaded: Connections not read from because the store is behind.
         joint_sends: Appends small sends of many clients together.
         large_requests: Those that wait for their turn.
         known_pulls: Pulls whose checks need not be made again.
@@ -83,7 +81,6 @@ class RemotingServer(RequestServer[RemotingConnection]):
         self.settings = settings
         self.addresses: list[str] = []
         self.counters = RemotingCounters()
-        self.overloaded: set[RemotingConnection] = set()
         self.limits = Limits(
             self.broker.topics,
             cluster=settings.cluster.encode(),
@@ -126,12 +123,6 @@ class RemotingServer(RequestServer[RemotingConnection]):
         """Forget a connection, and tell the groups whose member it was."""
         super().connection_lost(connection)
         self.services.notices.tell(self.services.clients.drop_owner(connection))
-
-    def relieve(self) -> None:
-        """Read again from connections that waited for the store; the broker calls this."""
-        for connection in list(self.overloaded):
-            self.overloaded.discard(connection)
-            connection.resume(Pause.STORE)
 
     # -- pulls that wait -----------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from headrace.errors import RequestError, StoreError
-from headrace.net.connection import Pause
 from headrace.net.joint_turn import MAX_SHARE_BYTES, MEMORY_BYTES, JointTurn
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.sending.intake import log_sends, place_sends, refuse_rest
@@ -91,9 +90,7 @@ class JointSends(JointTurn[Share]):
             self._count(host, list(of_host))
         if server.broker.overloaded:
             for share in shares:
-                if not share.client.cause:
-                    share.client.pause(Pause.STORE)
-                    server.overloaded.add(share.client)
+                server.hold_back(share.client)
         if not wait:
             server.busy_poll.served()
 
