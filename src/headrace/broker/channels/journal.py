@@ -456,8 +456,11 @@ class ChannelJournal:
     def begin_compaction(self) -> None:
         """Turn to a new journal and begin a new snapshot; the channels' snapshots are to be taken after this.
 
-        Behind a snapshot that was given up the journal stays: where there is no room for one, each try made a file.
+        Behind a snapshot that was refused the journal stays: where there is no room for one, each try made a file. Not
+        behind one that is under way: read above the new one, what was noted since it began would take back attempts.
         """
+        if self._snapshot_file is not None:
+            self._serves_snapshot = False
         self._abandon_snapshot()
         if not self._serves_snapshot:
             self._generation += 1

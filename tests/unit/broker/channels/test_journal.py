@@ -534,6 +534,19 @@ def test_tries_without_room_for_a_snapshot_leave_one_journal(
     assert len(list(directory.glob("journal.*"))) == 1
 
 
+def test_a_snapshot_under_way_leaves_nothing_above_the_one_that_is_made_in_its_place(
+    directory: Path, journals: list[ChannelJournal]
+) -> None:
+    """At a stop: what was noted since the first one began would count for more than what the second says."""
+    journal, _ = opened(directory, journals)
+    journal.begin_compaction()
+    journal.write([(A, b"noted before")])
+    journal.compact([(A, b"S1")])
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"S1", [])}
+    assert len(list(directory.glob("journal.*"))) == 1
+
+
 @pytest.mark.parametrize("lacking", ["pwrite", "fdatasync"])
 def test_a_journal_that_lacks_something_serves_no_further_snapshot(
     directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch, lacking: str
