@@ -26,6 +26,9 @@ _UNGUARDED: Final = {"registry": "register brokers, and lead clients to them"}
 # is closed, and nobody would answer them.
 _BOUND: Final[WeakSet[socket.socket]] = WeakSet()
 
+MAX_ACCEPTS: Final = 64
+"""Connections that one turn of the loop accepts at a port: some milliseconds of it."""
+
 MIN_FILES: Final = 64
 """Open files with which a broker starts and does something useful."""
 
@@ -105,7 +108,9 @@ async def listen(
     bound = bind(where) if isinstance(where, str) else where
     _keep_alive(bound)
     name = bound.getsockname()
-    server = await asyncio.get_running_loop().create_server(factory, sock=bound, backlog=BACKLOG)
+    server = await asyncio.get_running_loop().create_server(
+        _accepting_more(bound, factory), sock=bound, backlog=BACKLOG
+    )
     logger.info("listening protocol=%s address=%s", protocol, format_address(name))
     if isinstance(name, tuple) and not is_loopback(name[0]):
         can = _UNGUARDED.get(protocol, "publish and consume")
@@ -116,6 +121,30 @@ async def listen(
         )
         logger.warning("listening without %s protocol=%s address=%s", risk, protocol, format_address(name))
     return server, format_address(name)
+
+
+def _accepting_more(
+    bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol]
+) -> Callable[[], asyncio.BaseProtocol]:
+    """Return the factory for a server on ``bound``; with each connection others that wait are accepted as well.
+
+    uvloop accepts one in each turn of the loop, and turns are long while clients send much: of many that come back at
+    once some would give up before, and their dead connections would be accepted one by one, too.
+    """
+    loop = asyncio.get_running_loop()
+    under_way: set[asyncio.Task[object]] = set()
+
+    def make() -> asyncio.BaseProtocol:
+        with contextlib.suppress(OSError):  # none waits; where the system refuses one the loop's library sees to that
+            for _ in range(MAX_ACCEPTS - 1):
+                accepted, _ = bound.accept()
+                accepted.setblocking(False)
+                task = loop.create_task(loop.connect_accepted_socket(factory, accepted))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+        return factory()
+
+    return make
 
 
 def _keep_alive(listener: socket.socket) -> None:

@@ -8,6 +8,7 @@ import resource
 import socket
 
 import pytest
+import uvloop
 
 from headrace.errors import ConfigError
 from headrace.net.connections import OpenConnections
@@ -118,3 +119,27 @@ def test_the_kernel_finds_peers_that_vanished():
         return kept
 
     assert asyncio.run(run())
+
+
+def test_connections_that_wait_are_accepted_together():
+    """uvloop accepts one in each turn of the loop, and under load a turn takes tens of milliseconds."""
+    made = []
+
+    class Peer(asyncio.Protocol):
+        def connection_made(self, transport):
+            made.append(transport)
+
+    async def run():
+        bound = bind("127.0.0.1:0")
+        server, _ = await listen(bound, Peer, protocol="test")
+        clients = [socket.create_connection(bound.getsockname()) for _ in range(100)]
+        for _ in range(10):
+            await asyncio.sleep(0)  # a turn
+        assert len(made) == len(clients)
+        server.close()
+        await asyncio.sleep(0.01)
+        for peer in [*clients, *made]:
+            peer.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
