@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
+from headrace.broker.catalog import ABOVE_ALL
 from headrace.broker.channels.journal import KIND_JOURNAL, encode_file_head
 from headrace.broker.channels.stored_channels import StoredChannel, check_channels, read_journal
 from headrace.cli.program import run
@@ -409,6 +410,21 @@ def test_a_catalog_that_differs_from_the_log_is_named(bench: StoreBench) -> None
     del payload["topics"]["events"]
     path.write_bytes(layouts.encode_side_file(kind, version, json.dumps(payload).encode()))
     assert kinds(check_store(bench.root, extra=check_channels)) == {"catalog_differs"}
+
+
+def test_a_catalog_of_an_earlier_build_is_no_damage(bench: StoreBench) -> None:
+    """It noted the names of deleted topics alone; what a start makes of them is in the catalog from then on."""
+    broker = broker_on(bench)
+    broker.ensure_topic("gone")
+    broker.delete_topic("gone")
+    broker.close()
+    bench.close()
+    path = bench.root / "headrace/catalog.json"
+    kind, version, payload = layouts.decode_side_file(path.read_bytes())
+    for deleted, found in ((["gone"], set()), ({"gone": ABOVE_ALL}, set()), (["other"], {"catalog_differs"})):
+        payload["deleted"] = deleted
+        path.write_bytes(layouts.encode_side_file(kind, version, json.dumps(payload).encode()))
+        assert kinds(check_store(bench.root, extra=check_channels)) == found
 
 
 def test_a_side_file_that_may_not_be_read_is_not_said_to_be_made_anew(

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.broker.catalog import Catalog
+from headrace.broker.catalog import ABOVE_ALL, Catalog
 from headrace.broker.channels.journal import (
     FILE_HEAD,
     FLAG_FORGOTTEN,
@@ -333,7 +333,12 @@ def _check_catalog(report: CheckReport, payload: dict[str, Any]) -> None:
                     message=f"the catalog has {applied} control records applied, the log has {seen}",
                 )
             )
-    elif _as_saved(rebuilt) != _as_saved(Catalog.from_payload(deepcopy(payload))):
+        return
+    saved = Catalog.from_payload(deepcopy(payload))
+    for name, key in rebuilt.deleted.items():
+        if saved.deleted.get(name) == ABOVE_ALL:  # an earlier build noted the name alone
+            saved.deleted[name] = key
+    if _as_saved(rebuilt) != _as_saved(saved):
         report.damage.append(Finding(
             kind="catalog_differs", file="headrace/catalog.json",
             message="the catalog differs from what the control records say; remove it, the next start rebuilds it",
