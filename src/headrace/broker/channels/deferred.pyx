@@ -8,7 +8,7 @@ time its entries move down a level, a bounded number per call. Entries are 24 by
 Beyond ``max_in_memory`` entries the fullest bucket goes to a file (see spill.py) and is read back when its time comes.
 The heap and buckets being opened are never spilled: the bound can be passed by what is due within seconds.
 
-Invariant: ends[0] <= ends[1] <= ... and they never fall while the set is not empty; every entry due before ends[0] is
+Invariant: ends[0] <= ends[1] <= ... and they fall only with a clock that is set back; every entry due before ends[0] is
 in the heap or on its way there (``opening``), so entries come out in order of time unless the caller lags behind.
 
 Rejected: one heap for everything (log n per entry with a cache miss per level, and no part of it can be put away).
@@ -30,6 +30,7 @@ cdef enum:
     CHUNK_ENTRIES = 169         # 4 KiB with the chunk's head
     FIRST_CHUNK_ENTRIES = 4
     SPILL_ENTRIES = 65_536      # at most, per write
+    SET_BACK_MS = 60_000        # ends further away than this are of a clock that was ahead
     MOVES_PER_ENTRY = 8         # a move between levels costs about an eighth of a delivery to the ready list
 
 
@@ -119,9 +120,10 @@ cdef class DeferredSet:
     cdef void _set_horizon(self, int64_t now_ms) noexcept:
         cdef int level
         cdef int64_t end
+        cdef bint is_set_back = self.ends[0] - now_ms > SET_BACK_MS
         for level in range(LEVELS):
             end = (((now_ms + LEAD_MS[level]) >> SHIFT[level]) + 1) << SHIFT[level]
-            if end > self.ends[level]:
+            if end > self.ends[level] or is_set_back:
                 self.ends[level] = end
 
     cdef int add(self, int64_t now_ms, const MessageEntry* entry) except -1:
@@ -131,6 +133,8 @@ cdef class DeferredSet:
             for level in range(LEVELS):
                 self.ends[level] = 0
             self._set_horizon(now_ms)
+        elif self.ends[0] - now_ms > SET_BACK_MS:
+            self._set_horizon(now_ms)       # else the heap would take all that is due before the clock is there again
         self._place(entry)
         self.count += 1
         self.in_memory += 1
