@@ -1228,7 +1228,7 @@ def test_connections_take_no_threads(broker: testing.RunningBroker) -> None:
         clients += [stack.enter_context(RemotingSocket(broker.remoting)) for _ in range(500)]
         for number, client in enumerate(clients[1:], 1):
             heartbeat(client, f"c{number}", f"CrowdG{number}", subscription("Crowd"))
-            client.send(11, pull_fields(f"CrowdG{number}", "Crowd", 1, suspendTimeoutMillis=20_000))
+            client.send(11, pull_fields(f"CrowdG{number}", "Crowd", 1, suspendTimeoutMillis=200_000))
         assert threads() <= most
         publish(clients[0], "Crowd", b"second")
         assert all(bodies_of(client.receive()[1]) == [b"second"] for client in clients[1:])
