@@ -89,7 +89,7 @@ def test_java_that_does_not_run_is_passed_over(monkeypatch, tmp_path, says, reas
     """Its file ``release`` says what it is, and nothing of whether it runs; Spark says that its gateway exited."""
     broken = make_java(tmp_path / "a", "17.0.15")
     (tmp_path / "says").write_text(says)
-    (broken / "bin" / "java").write_text(f"#!/bin/sh\n/bin/cat {tmp_path}/says >&2\nexit 1\n")
+    (broken / "bin" / "java").write_text(f"#!/bin/sh\n/bin/cat '{tmp_path}/says' >&2\nexit 1\n")
     monkeypatch.setenv("JAVA_HOME", str(broken))
     with pytest.raises(ConfigError, match=r"JAVA_HOME=.*/a is Java 17\.0\.15 and does not run: ") as raised:
         java.java_home()

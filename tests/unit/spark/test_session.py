@@ -55,6 +55,7 @@ def test_local_sessions_talk_to_their_workers_through_unix_sockets(monkeypatch: 
     assert folder.stat().st_mode & 0o777 == 0o700
     assert socket_settings(session.prepare("local[4]", {})) == found
     assert socket_settings(session.prepare("spark://127.0.0.1:7077", {})) == {}
+    monkeypatch.setenv("TMPDIR", "/tmp")
     code = "from headrace.spark import session; print(session.socket_settings()['spark.python.unix.domain.socket.dir'])"
     folder = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout[:-1])
     assert folder.name.startswith("headrace-")
@@ -74,8 +75,9 @@ assert os.path.isdir(folder), "the end of the child took the parent's folder"
 """
 
 
-def test_a_process_that_was_forked_leaves_the_sockets_alone() -> None:
+def test_a_process_that_was_forked_leaves_the_sockets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``atexit`` calls, a child with an end of its own calls too."""
+    monkeypatch.setenv("TMPDIR", "/tmp")
     subprocess.run([sys.executable, "-c", FORKED], check=True)
 
 
@@ -110,9 +112,11 @@ def test_the_jvm_spells_names_of_files_as_python_does(locale: dict[str, str]) ->
     own = {name: value for name, value in os.environ.items() if name != "LANG" and not name.startswith("LC_")}
     program = (
         "import os; from headrace.spark import session; session.java_home = lambda: '/java'; "
-        "session.prepare('local[2]', {}); print(os.environ.get('LC_ALL'))"
+        "session.check_user = list; session.prepare('local[2]', {}); print(os.environ.get('LC_ALL'))"
     )
-    words = [sys.executable, "-c", program]
+    # Without site: below a folder with an umlaut Python 3.11 reads its own paths as ASCII there, and does not start.
+    own["PYTHONPATH"] = os.pathsep.join(sys.path)
+    words = [sys.executable, "-S", "-c", program]
     assert subprocess.check_output(words, env={**own, **locale}, text=True, timeout=60).strip() == "C.UTF-8"
 
 

@@ -572,8 +572,9 @@ def test_output_that_takes_nothing_is_not_a_failed_import(
 ) -> None:
     """Exit code 1 says "not imported"."""
     main = "from headrace.cli.program import main; main()"
-    line = f'sleep 0.1; "{sys.executable}" -c "{main}" store import {source} --data-dir {tmp_path}/new {words} {output}'
-    done = subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    line = f'sleep 0.1; "{sys.executable}" -c "{main}" store import "$1" --data-dir "$2/new" {words} {output}'
+    command: list[str | Path] = ["bash", "-c", line, "bash", source, tmp_path]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert f"headrace: {tmp_path}/new is imported, but standard output takes nothing: " in done.stderr
     assert done.stderr.count("\n") == 1
