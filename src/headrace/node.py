@@ -34,7 +34,7 @@ from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
 from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
 from headrace.format.lock_file import release_lock
-from headrace.net.address import format_address, parse_address
+from headrace.net.address import format_address, own_name, parse_address
 from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
 from headrace.net.listener import connection_limit, raise_file_limit
@@ -121,7 +121,7 @@ class Node:
             schedule_delays_ms=settings.broker.delays_ms,
         )
         undo.callback(self.store.close)
-        host_name = socket.gethostname()
+        host_name = own_name()
         self.broker = Broker.open(
             self.store,
             settings.broker,
@@ -232,7 +232,7 @@ class Node:
 
     def _make_nsq_http(self, started_at_ms: int) -> tuple[Application, HttpCounters, HttpLimits]:
         nsq = self.settings.nsq
-        hostname = socket.gethostname()
+        hostname = own_name()
         broadcast = nsq.broadcast_address or hostname
         facts = NodeFacts(
             version=server_version(),

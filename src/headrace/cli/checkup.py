@@ -26,7 +26,7 @@ from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
 from headrace.format.lock_file import is_held, owner_in
 from headrace.format.names import is_offset_name
-from headrace.net.address import format_address, is_loopback, parse_address
+from headrace.net.address import format_address, is_loopback, own_name, parse_address
 from headrace.net.listener import MIN_FILES
 from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, listener_addresses
 from headrace.remoting.advertised import Advertised, find_advertised
@@ -98,7 +98,7 @@ async def examine(settings: Settings) -> Report:
     running = {name: await answers(address) for name, address in listeners.items()}
     advertised = find_advertised(settings.remoting.advertised_address, parse_listener(settings.remoting.address))
     registries = find_registries(settings)
-    broker_name = settings.broker.name or socket.gethostname()
+    broker_name = settings.broker.name or own_name()
     report = Report(
         {
             "cluster": settings.remoting.cluster,
@@ -207,7 +207,7 @@ async def check_advertised(
     if not advertised.port:
         found.append(Finding("warning", name, "the port is chosen at the start (port 0): clients are told another one"))
     elif is_running:
-        broker_name = settings.broker.name or socket.gethostname()
+        broker_name = settings.broker.name or own_name()
         problem = await find_address_problem(advertised.text, registries, user=user, name=broker_name)
         if problem:
             if not is_local(advertised.host):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from typing import Final
 
@@ -79,3 +80,8 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def own_name() -> str:
+    """Return what this machine calls itself, "localhost" where it does not: a system takes any bytes, and none."""
+    return os.fsencode(socket.gethostname()).decode("utf-8", "backslashreplace") or "localhost"

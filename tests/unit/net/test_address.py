@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.net.address import born_of, format_address, is_loopback, parse_address, parse_peer, peer_of
+from headrace.net.address import born_of, format_address, is_loopback, own_name, parse_address, parse_peer, peer_of
 
 _NO_ADDRESSES = ["", "4150", "h:", "h:x", "h:65536", "h:-1", "h:٣", "h:" + "1" * 5000]
 
@@ -61,3 +64,12 @@ def test_who_can_reach_an_address():
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "host.example")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [(b"a-host", "a-host"), ("\u00fc".encode(), "\u00fc"), (b"\xfc", "\\xfc"), (b"", "localhost")]
+)
+def test_every_machine_has_a_name(name: bytes, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latin-1 ended a start with a traceback; without any name the registry did not take the broker."""
+    monkeypatch.setattr(socket, "gethostname", lambda: os.fsdecode(name))
+    assert own_name() == told

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from headrace.errors import (
     RouteNotFoundError,
 )
 from headrace.format import fastjson
+from headrace.net.address import own_name
 from headrace.remoting.blocking.connection import BlockingClient, split_servers
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode, ResponseCode
@@ -369,7 +369,7 @@ class Cluster:
         The group is a member's for a moment: a heartbeat makes it and its retry topic, without which ``mqadmin
         consumerProgress`` finds nothing, then the member leaves, for nothing shall be assigned to it.
         """
-        client_id = f"{socket.gethostname()}@{os.getpid()}#headrace"
+        client_id = f"{own_name()}@{os.getpid()}#headrace"
         now_ms = int(time.time() * 1000)
         subscriptions = [
             {
