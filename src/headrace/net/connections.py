@@ -16,7 +16,6 @@ class OpenConnections(Generic[Connection]):
         limit: Connections that may be open at once.
         total: Connections accepted since the start, refused ones included.
         refused: Those turned away at the limit.
-        peak: Most connections that were open at once.
         closed: Ended connections by cause.
     """
 
@@ -24,7 +23,6 @@ class OpenConnections(Generic[Connection]):
         self.limit = limit
         self.total = 0
         self.refused = 0
-        self.peak = 0
         self.closed: Counter[str] = Counter()
         self._open: dict[int, Connection] = {}
 
@@ -43,7 +41,6 @@ class OpenConnections(Generic[Connection]):
             return None
         number = self.total
         self._open[number] = connection
-        self.peak = max(self.peak, len(self._open))
         return number
 
     def remove(self, number: int, cause: str) -> None:

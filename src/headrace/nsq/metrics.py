@@ -26,7 +26,6 @@ class NsqStats:
     """One look at the server."""
 
     connections_open: int
-    connections_peak: int
     connections_total: int
     """Accepted since the start, refused ones included."""
     connections_refused: int
@@ -38,9 +37,9 @@ class NsqStats:
     coalesced_reads: int
     """Reads from consumers with plenty in flight that waited until many FINs had come."""
     delivery_holds: int
+    """Times that a busy channel had delivered all it had and gathered what came next."""
     delivery_interval_s: float
     """For how long a busy channel gathers now, in seconds."""
-    """Times that a busy channel had delivered all it had and gathered what came next."""
     coalescing_misses: int
     """Times that waiting for many FINs was in vain: a timer ended it."""
     commands: Mapping[str, int]

@@ -151,7 +151,6 @@ class NsqServer(StreamServer[NsqConnection]):
         counters = self.counters
         return NsqStats(
             connections_open=len(self.connections),
-            connections_peak=self.connections.peak,
             connections_total=self.connections.total,
             connections_refused=self.connections.refused,
             joint_publishes=self.joint_publishes.joined,

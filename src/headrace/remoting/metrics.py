@@ -30,7 +30,6 @@ class RemotingStats:
     """One look at the server."""
 
     connections_open: int
-    connections_peak: int
     connections_total: int
     """Accepted since the start, refused ones included."""
     connections_refused: int

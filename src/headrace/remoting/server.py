@@ -214,7 +214,6 @@ class RemotingServer(RequestServer[RemotingConnection]):
         requests["plain_sends"] = counters.sends
         return RemotingStats(
             connections_open=len(self.connections),
-            connections_peak=self.connections.peak,
             connections_total=self.connections.total,
             connections_refused=self.connections.refused,
             connections_closed=dict(self.connections.closed),

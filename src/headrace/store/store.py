@@ -83,7 +83,6 @@ def _most_open(wanted: int, share: int) -> int:
 class StoreCounters:
     """Events since the store was opened."""
 
-    flushes: int = 0
     damaged_records: int = 0
     truncated_bytes: int = 0
     refused_full: int = 0
@@ -405,7 +404,6 @@ class Store:
         self.commits.finish()
 
     def _note_flushed(self, target: int, seconds: float) -> None:
-        self.counters.flushes += 1
         self.flush_seconds.observe(seconds)
         flushed_bytes, is_waited_for = target - self.log.durable_offset, len(self.gate) > 0
         self._become_durable(target)

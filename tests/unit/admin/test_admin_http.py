@@ -104,7 +104,6 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
     )
     nsq = NsqStats(
         connections_open=2,
-        connections_peak=3,
         connections_total=9,
         connections_refused=1,
         joint_publishes=0,

@@ -52,7 +52,6 @@ class Decision(IntEnum):
 class TransactionCounters:
     """Events since the start."""
 
-    prepared: int = 0
     committed: int = 0
     rolled_back: int = 0
     left_open: int = 0

@@ -165,7 +165,6 @@ class Transactions:
         check_ms = now_ms + self._broker.settings.transaction_timeout_ms
         for physical_offset, queue_offset in places:
             self._open.add(queue_offset, OpenHalf(physical_offset, queue_offset, 0, now_ms, check_ms))
-            self.counters.prepared += 1
 
     def prepare(self, message: Message, now_ms: int) -> tuple[Placed, int]:
         """Append a half message; ``message`` says where it is to go, its property PGROUP whose it is.
@@ -194,7 +193,6 @@ class Transactions:
             placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + immunity_ms(message, settings)
         )
         self._open.add(placed.queue_offset, entry)
-        self.counters.prepared += 1
         return placed, wait
 
     def _require_room(self) -> None:
