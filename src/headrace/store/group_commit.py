@@ -20,7 +20,6 @@ from headrace.errors import FlushError
 from headrace.store.flusher import Flusher
 
 if TYPE_CHECKING:
-    from headrace.clock import Clock
     from headrace.store.commit_log import CommitLog
     from headrace.store.segment import Segment
 
@@ -36,13 +35,11 @@ class GroupCommit:
     Attributes:
         flusher: The thread that syncs.
         call_soon: Has something called at the end of the loop's turn.
-        begun_ms: When the last flush was asked for, monotonic.
     """
 
     def __init__(
         self,
         log: CommitLog,
-        clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
         on_flushed: Callable[[int, float], None],
         on_failed: Callable[[FlushError], None],
@@ -55,9 +52,7 @@ class GroupCommit:
         """
         self.flusher = Flusher()
         self.call_soon = call_soon
-        self.begun_ms = clock.monotonic_ms()
         self._log = log
-        self._clock = clock
         self._on_flushed = on_flushed
         self._on_failed = on_failed
         self._asked_offset = 0  # everything below was given to the flusher
@@ -93,7 +88,6 @@ class GroupCommit:
         active = self._log.active
         if self._is_over or self._log.end_offset <= self._asked_offset or active is None:
             return
-        self.begun_ms = self._clock.monotonic_ms()
         self._asked_offset = self._log.end_offset
         for segment in self._rolled:
             self._ask(-1, segment)

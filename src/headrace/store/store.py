@@ -215,9 +215,7 @@ class Store:
         self.zero_ahead = ZeroAhead(self.log, self._executor, self.counters)
         self.log.provide_segment = self._provide_segment
         self.log.on_damaged = self._name_damage
-        self.commits = GroupCommit(
-            self.log, self.clock, lambda call: self.call_soon(call), self._note_flushed, self._fail
-        )
+        self.commits = GroupCommit(self.log, lambda call: self.call_soon(call), self._note_flushed, self._fail)
         self._cold_reads = ColdReads(
             self.log,
             self.clock,
