@@ -4,20 +4,27 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import struct
 import threading
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from headrace.clock import Clock
 from headrace.errors import SideFileError, StoreError, StoreLockedError
 from headrace.remoting.codec import Command, decode_command, encode_request
-from headrace.remoting.registry.server import RegistryServer
+from headrace.remoting.registry.server import COMES_AGAIN_S, RegistryServer
 from headrace.settings import RegistrySettings
-from tests.unit.remoting.registry_bench import A, Bench, broker_ext
+from tests.unit.remoting.registry_bench import A, Bench, broker_ext, topic
 
 ROUTE_OF_T = encode_request(0, 105, 1, False, {"topic": "T"})
+_TOPICS = {"dataVersion": {"counter": 1, "timestamp": 1000}, "topicConfigTable": {"T": topic()}}
+REGISTRATION = encode_request(
+    0, 103, 1, False, {name: str(value) for name, value in broker_ext().items()},
+    json.dumps({"filterServerList": [], "topicConfigSerializeWrapper": _TOPICS}).encode(),
+)  # fmt: skip
 
 
 def test_silent_broker_is_dropped_at_the_first_scan_after_two_minutes(caplog: pytest.LogCaptureFixture) -> None:
@@ -378,3 +385,35 @@ def test_stop_closes_connections_and_frees_the_port(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
     assert caplog.text == ""
+
+
+def test_a_registry_that_stood_still_misses_no_broker_that_came_again_meanwhile() -> None:
+    """It read the end of the old connection first, and told whoever had asked that there is no route."""
+
+    async def run() -> None:
+        server = RegistryServer(RegistrySettings(start_wait_ms=0), Clock())
+        await server.start("127.0.0.1:0")
+        host, _, port = server.address.rpartition(":")
+
+        def connect() -> socket.socket:
+            return socket.create_connection((host, int(port)))
+
+        with connect() as broker, connect() as client:
+            broker.sendall(REGISTRATION)
+            await asyncio.to_thread(broker.recv, 1 << 16)
+            # From here on the loop stands still.
+            broker.shutdown(socket.SHUT_WR)
+            client.sendall(ROUTE_OF_T)
+            with connect() as broker_again:
+                broker_again.sendall(REGISTRATION)
+                await asyncio.sleep(2 * COMES_AGAIN_S)
+                answer = decode_command(client.recv(1 << 16))
+        lost = server.counters.brokers_lost
+        await asyncio.sleep(3 * COMES_AGAIN_S)
+        left = dict(server.routes.live)
+        await server.stop()
+        assert (answer.code, lost) == (0, 0)
+        assert left == {}  # the last connection's end is a broker's
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())

@@ -11,7 +11,7 @@ import pytest
 from headrace.clock import Clock
 from headrace.remoting.codec import Command, encode_request
 from headrace.remoting.registry import server as registry_server
-from headrace.remoting.registry.server import RegistryServer
+from headrace.remoting.registry.server import COMES_AGAIN_S, RegistryServer
 from headrace.settings import RegistrySettings
 from tests.unit.remoting.registry_bench import A_SLAVE, A, B, Bench, Link, broker_ext
 
@@ -177,6 +177,7 @@ def test_brokers_are_written_down(tmp_path: Path) -> None:
         other.register("broker-d", 0, "10.0.0.5:10911")
         server.check_timers()
         other.connection.connection_lost(None)
+        await asyncio.sleep(2 * COMES_AGAIN_S)
         await server.stop()
         assert names_in(tmp_path) == ["broker-a", "broker-b"]
         server = await served(tmp_path)

@@ -35,9 +35,9 @@ class RegistryConnection(RequestConnection):
         super().__init__(server, server.limits)
 
     def on_ending(self) -> None:
-        """Take no more requests. A broker that hangs on this connection is gone from now on, not from its last byte."""
+        """Take no more requests. The end of a broker that hangs on this connection is now, not its last byte."""
         super().on_ending()
-        self.server.drop_brokers(self)
+        self.server.connection_ends(self)
 
     # -- reading -------------------------------------------------------------------------------------------------
 

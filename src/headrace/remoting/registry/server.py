@@ -50,6 +50,8 @@ MAX_HELD: Final = 10_000
 """Requests for routes that wait for brokers at once; one more is refused."""
 RELEASED_AT_ONCE: Final = 100
 """Of those, answered before the loop has its turn."""
+COMES_AGAIN_S: Final = 0.1
+"""How long behind the end of a connection its broker may come by another one, before its routes go."""
 MAX_NAMED: Final = 20
 """Brokers that a line of the log names."""
 
@@ -166,6 +168,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
         self._held: deque[Callable[[], None]] = deque()
         self._lock_fd = -1
         self._is_stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +185,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
 
     async def start(self, where: str | socket.socket | None = None) -> None:
         """Listen on a bound socket or an address, by default ``registry.address``. Raises: as ``claim``."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self.claim()
         self._jobs = jobs = Threads("headrace-registry")
         self._writer, self._brokers_writer = (
@@ -303,8 +306,19 @@ class RegistryServer(RequestServer[RegistryConnection]):
 
     # -- brokers that go -----------------------------------------------------------------------------------------
 
+    def connection_ends(self, connection: RegistryConnection) -> None:
+        """Drop the brokers that registered through a connection, unless they have come by another one.
+
+        A registry that stood still finds both at once, the end first. Routes that went for that moment were missed by
+        whoever had asked meanwhile.
+        """
+        if self._loop is None:
+            self.drop_brokers(connection)
+        else:
+            self._loop.call_later(COMES_AGAIN_S, self.drop_brokers, connection)
+
     def drop_brokers(self, connection: RegistryConnection) -> None:
-        """Drop the brokers that registered through a connection which ends."""
+        """Drop the brokers whose registration by a connection that has ended is their last."""
         if self._is_stopping:
             return  # we close it: no broker is lost
         for broker in self.routes.connection_closed(connection):
