@@ -387,11 +387,11 @@ def test_stop_closes_connections_and_frees_the_port(tmp_path: Path, caplog: pyte
     assert caplog.text == ""
 
 
-def test_a_registry_that_stood_still_misses_no_broker_that_came_again_meanwhile() -> None:
+def test_a_registry_that_stood_still_misses_no_broker_that_came_again_meanwhile(tmp_path: Path) -> None:
     """It read the end of the old connection first, and told whoever had asked that there is no route."""
 
     async def run() -> None:
-        server = RegistryServer(RegistrySettings(start_wait_ms=0), Clock())
+        server = RegistryServer(RegistrySettings(start_wait_ms=0), Clock(), data_dir=tmp_path)
         await server.start("127.0.0.1:0")
         host, _, port = server.address.rpartition(":")
 
