@@ -277,7 +277,11 @@ class MetricsReport:
             ("cold_reads", "Reads ahead of records that were not in memory.", counters.cold_reads),
             ("read_errors", "Reads of messages that the system refused, tried again.", counters.read_errors),
             ("checkpoints", "Checkpoints written.", counters.checkpoints),
-            ("zeroed_bytes", "Zeros written ahead of the log.", counters.zeroed_bytes),
+            (
+                "zeroed_bytes",
+                "Zeros that a thread wrote ahead of the log, without those that appends add.",
+                counters.zeroed_bytes,
+            ),
             ("index_keys", "Keys added to the key index.", index.keys.added_keys),
             ("index_queries", "Queries of the key index.", index.counters.queries),
             ("index_write_errors", "Failed writes of the key index.", index.counters.write_errors),
