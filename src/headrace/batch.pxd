@@ -37,6 +37,7 @@ cdef class PublishBatch:
     cdef public object owner            # keeps the receive buffer alive while the batch is borrowed from
     cdef public uint64_t born_host      # IPv4 as u32 << 32 | port; 0 when unknown or IPv6
     cdef public bytes born_host_v6      # 16 bytes + i32 port, or None
+    cdef public bint uses_reserve       # it may fill what the log keeps free at the end of its last segment
     cdef list _totals                   # what totals() found when there were ``_totalled`` entries, or None
     cdef Py_ssize_t _totalled
     cdef PublishEntry* add(self) except NULL

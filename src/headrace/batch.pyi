@@ -15,6 +15,8 @@ class PublishBatch:
     owner: Any
     born_host: int
     born_host_v6: bytes | None
+    uses_reserve: bool
+    """Whether it may fill what a full log keeps free at its end: for what an operator asks for."""
     def __len__(self) -> int: ...
     def append(
         self,

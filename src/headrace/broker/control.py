@@ -30,6 +30,11 @@ SAVE_EVERY: Final = 1000
 
 RETRY_MS: Final = 10_000
 
+_FROM_RESERVE: Final = frozenset(
+    ("pause_topic", "pause_channel", "empty_topic", "empty_channel", "delete_topic", "delete_channel")
+)
+"""What is asked for by hand, also where the log has no room for messages: a channel must go on then."""
+
 
 class ControlRecords:
     """The control topic of one store and the catalog it stands for."""
@@ -96,6 +101,7 @@ class ControlRecords:
         batch = PublishBatch()
         batch.destinations = [CONTROL_TOPIC]
         batch.queues = [self._queue]
+        batch.uses_reserve = change["op"] in _FROM_RESERVE
         batch.append(msgspec.json.encode(change))
         self.last_change = self._store.append(batch)
         key = batch.placed(0)[0]

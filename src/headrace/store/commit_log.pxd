@@ -16,6 +16,7 @@ cdef class CommitLog(LogBase):
     cdef public uint64_t store_host         # IPv4 << 32 | port, as records carry it
     cdef public bytes store_host_v6         # 16 bytes + i32 port, wins over store_host; None without
     cdef public KeyIndex index              # gets the keys of what is appended; None: nothing does
+    cdef public int64_t reserve_bytes       # kept free at the active segment's end while there is no room for another
     cdef public object provide_segment      # (first_offset) -> Segment; raises StoreFullError
     cdef public object on_cold              # (segment, position, size): read it in a thread
     cdef public object on_damaged           # (physical_offset, reason)

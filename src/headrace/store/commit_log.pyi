@@ -22,6 +22,7 @@ class CommitLog:
     store_host: int
     store_host_v6: bytes | None
     index: KeyIndex | None
+    reserve_bytes: int
     provide_segment: Callable[[int], Segment]
     on_cold: Callable[[Segment, int, int], None]
     on_damaged: Callable[[int, str], None]

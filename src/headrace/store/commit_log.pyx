@@ -173,6 +173,7 @@ cdef class CommitLog(LogBase):
         cdef const uint8_t* born_v6 = NULL
         cdef const uint8_t* store_v6 = NULL
         cdef int64_t position = self.end_offset - self.active.first_offset
+        cdef int64_t room_end = self.segment_bytes - (0 if batch.uses_reserve else self.reserve_bytes)
         cdef int64_t staged_from = position
         cdef uint8_t* at = self.staging
         # To go back to if a write fails.
@@ -201,12 +202,13 @@ cdef class CommitLog(LogBase):
                     if queue.awaits_flush and not queue.is_waiting:
                         queue.is_waiting = True
                         self.waiting_queues.append(queue)
-                if position + entry.record_bytes + BLANK_BYTES > self.segment_bytes:
+                if position + entry.record_bytes + BLANK_BYTES > room_end:
                     encode_blank(at, <uint32_t>(self.segment_bytes - position))
                     self._write(self.active, staged_from, at + BLANK_BYTES - self.staging)
                     filled.append(self.active)
                     self._roll()
                     position = staged_from = 0
+                    room_end = self.segment_bytes
                     at = self.staging
                 if at - self.staging + entry.record_bytes > PIECE_BYTES:
                     self._write(self.active, staged_from, at - self.staging)

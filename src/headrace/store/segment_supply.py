@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 _WHOLE_BUDGET: Final = 100
 
+RESERVE_BYTES: Final = 64 * 1024
+"""What publishers leave of the last segment there is room for, or a 16th of it: some hundred control records, so that
+who is asked to make room can resume, empty and delete."""
+
 
 def require_room(
     directory: StoreDirectory, settings: StoreSettings, own: int, segment_bytes: int, percent: int | None = None
@@ -116,6 +120,10 @@ class SegmentSupply:
                 segment = None  # room may have been made since: try once more, here
         if segment is None or segment.first_offset != first_offset:
             segment = self._make_segment(first_offset)
+        try:
+            self._require_room(len(self._log.segments) + 1)
+        except (StoreFullError, OSError):
+            self._keep_reserve()  # at once: publishers may fill this one before the thread finds that it is the last
         return segment
 
     def prepare(self) -> None:
@@ -129,6 +137,23 @@ class SegmentSupply:
         self._next_segment = None
 
     def _make_segment(self, first_offset: int) -> Segment:
+        try:
+            segment = self._allocate(first_offset)
+        except StoreFullError:
+            self._keep_reserve()
+            raise
+        self._log.reserve_bytes = 0
+        return segment
+
+    def _keep_reserve(self) -> None:
+        self._log.reserve_bytes = min(RESERVE_BYTES, self._log.segment_bytes // 16)
+
+    def _require_room(self, segments: int, percent: int | None = None) -> None:
+        """Accept one more segment where there are so many, or raise StoreFullError."""
+        own = segments * self._log.segment_bytes
+        require_room(self._directory, self._settings, own, self._log.segment_bytes, percent)
+
+    def _allocate(self, first_offset: int) -> Segment:
         path = f"{self._directory.commit_log}/{segment_name(first_offset)}"
         try:
             require_in_place(path)
@@ -136,11 +161,10 @@ class SegmentSupply:
             if Path(path).exists():  # made ahead: by a process before this one, or for a batch that was refused
                 sync_folder(self._directory.commit_log)
             else:
-                own = len(self._log.segments) * self._log.segment_bytes
                 # A start that cannot go on in the last segment takes from the rest of the budget: else it would be
                 # refused, and with it whoever only reads.
                 percent = _WHOLE_BUDGET if self._log.active is None else None
-                require_room(self._directory, self._settings, own, self._log.segment_bytes, percent)
+                self._require_room(len(self._log.segments), percent)
                 create_segment_file(path, self._log.segment_bytes)
             return Segment(path, first_offset, self._log.segment_bytes, writable=True)
         except ReplacedFolderError as error:

@@ -349,7 +349,8 @@ class Store:
             refusal = NoMemoryError()
             self._note_write_error(str(refusal))
             raise refusal from error
-        self.last_write_error = ""
+        if not batch.uses_reserve:  # else publishing may be refused still
+            self.last_write_error = ""
         for queue in batch.queues:
             if isinstance(queue, ConsumeQueue) and queue.next_offset - queue.written_offset >= _WRITE_QUEUE_AT:
                 self.checkpoints.write_queue(queue)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -487,6 +489,27 @@ def test_a_topic_that_the_store_refuses_leaves_nothing_in_memory(
     assert set(rig.store.queues) == queues
     rig.broker.configure_topic("known", TopicConfig(2, 2))
     assert set(rig.store.queues) == queues | {("known", 1)}
+
+
+def test_an_operator_is_served_while_the_store_is_full(rig: BrokerRig) -> None:
+    """A channel that was paused before could not be resumed: its consumers got nothing until there was room."""
+    rig.subscribe("orders", "main")
+    rig.broker.pause_channel("orders", "main", True)
+    rig.store_settings = replace(rig.store_settings, budget_bytes=2 << 20)
+    rig.restart()
+    for bodies in ([bytes(10)] * 1000, [b""]):
+        with suppress(StoreFullError):
+            while True:
+                rig.publish("orders", bodies)
+    rig.broker.pause_channel("orders", "main", False)
+    subscription, channel = rig.subscribe("orders", "main")
+    assert len(rig.take(subscription, channel)) == 100
+    rig.broker.empty_channel("orders", "main")
+    with pytest.raises(StoreFullError):
+        rig.broker.create_topic("more", TopicConfig(1, 1))
+    rig.broker.delete_topic("orders")
+    rig.restart()
+    assert "orders" not in rig.broker.topics
 
 
 def test_tickers_run_with_the_broker(rig: BrokerRig, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from headrace.batch import PublishBatch
 from headrace.errors import (
     FlushError,
     NoMemoryError,
@@ -618,8 +619,8 @@ def test_a_closed_store_says_that_it_is(make_bench: MakeBench) -> None:
 
 
 def _append_past_the_segment(bench: StoreBench) -> None:
-    for _ in range(3 * SEGMENT_BYTES // 5000):
-        bench.append("t", bytes(5000))
+    for _ in range(3 * SEGMENT_BYTES // 17_000):
+        bench.append("t", bytes(17_000))
 
 
 def test_existing_next_segment_needs_no_room(make_bench: MakeBench) -> None:
@@ -657,11 +658,34 @@ def test_a_full_store_with_a_torn_tail_starts(make_bench: MakeBench) -> None:
     assert len(bench.messages("t")) > count
 
 
-def _fill(bench: StoreBench) -> None:
+def test_a_full_log_has_room_for_what_an_operator_asks(make_bench: MakeBench) -> None:
+    """Small messages filled it to the last byte: nobody could resume a channel, and publishing was writable again."""
+    bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
+    _fill(bench, body=b"x")
+    request = PublishBatch()
+    request.destinations, request.queues = ["control"], [bench.store.queue("control", 0)]
+    request.uses_reserve = True
+    request.append(bytes(200))
+    bench.store.append(request)
+    assert "no room" in bench.store.last_write_error
+    with pytest.raises(StoreFullError):
+        bench.append("t", b"x")
+    bench.restart()
+    bench.settle()
+    with pytest.raises(StoreFullError):
+        bench.append("t", b"x")
+    assert len(bench.messages("control")) == 1
+    bench.restart(budget_bytes=6 * SEGMENT_BYTES)
+    _fill(bench)
+    assert bench.store.log.active.first_offset == 4 * SEGMENT_BYTES
+
+
+def _fill(bench: StoreBench, body: bytes = bytes(5000)) -> None:
     """Append until the store is full."""
     with suppress(StoreFullError):
         while True:
-            bench.append("t", bytes(5000))
+            bench.append("t", body, flush=False)
+    bench.store.flush()
 
 
 def test_folders_of_a_new_store_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
