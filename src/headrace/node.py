@@ -36,7 +36,7 @@ from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
 from headrace.format.lock_file import release_lock
 from headrace.net.address import format_address, own_name, parse_address
 from headrace.net.deadlines import call_behind_reads
-from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener
+from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener, Shortcut
 from headrace.net.listener import connection_limit, raise_file_limit
 from headrace.net.loop_load import LoopLoad
 from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, listener_addresses
@@ -209,7 +209,10 @@ class Node:
         broker.on_relief = self._relieve
         await self.remoting.start(self._sockets)
         if "nsq_http" in self._sockets:
-            await self._start_http("nsq_http", self._make_nsq_http(started_at_ms))
+            nsq_http = self._make_nsq_http(started_at_ms)
+            # Without NSQ's own port there is nobody to append with.
+            shortcut = HttpPublishes(nsq_http, self.nsq) if self.nsq is not None else None
+            await self._start_http("nsq_http", nsq_http, nsq_http.counters, shortcut)
         if "admin" in self._sockets:
             sources = MetricSources(
                 broker=broker,
@@ -223,14 +226,14 @@ class Node:
                 http=self._http,
             )
             app = AdminHttp(self._status, sources)
-            await self._start_http("admin", (app, app.counters, self.http_limits()))
+            await self._start_http("admin", app, app.counters)
         self._lag.start(loop)
         self._tick()
         self._flush_in_time()
         self._work_came()
         self._status.phase = Phase.READY
 
-    def _make_nsq_http(self, started_at_ms: int) -> tuple[Application, HttpCounters, HttpLimits]:
+    def _make_nsq_http(self, started_at_ms: int) -> NsqHttp:
         nsq = self.settings.nsq
         hostname = own_name()
         broadcast = nsq.broadcast_address or hostname
@@ -254,7 +257,7 @@ class Node:
             ),
         )
         server = self.nsq
-        app = NsqHttp(
+        return NsqHttp(
             broker=self.broker,
             settings=nsq,
             facts=facts,
@@ -266,7 +269,6 @@ class Node:
             statistics=self.parts.groups.statistics,
             offsets=self.parts.groups.offsets,
         )
-        return app, app.counters, app.limits
 
     def http_limits(self) -> HttpLimits:
         """Return the bounds of each HTTP listener: where open files are few, its peers get a share of them only."""
@@ -275,11 +277,12 @@ class Node:
     def _port(self, name: str) -> int:
         return int(self.listeners[name].rpartition(":")[2]) if name in self.listeners else -1
 
-    async def _start_http(self, name: str, parts: tuple[Application, HttpCounters, HttpLimits]) -> None:
-        app, counters, limits = parts
-        # Without NSQ's own port there is nobody to append with.
-        shortcut = HttpPublishes(app, self.nsq) if isinstance(app, NsqHttp) and self.nsq is not None else None
-        listener = HttpListener(name, app, self._sockets.pop(name), limits=limits, counters=counters, shortcut=shortcut)
+    async def _start_http(
+        self, name: str, app: Application, counters: HttpCounters, shortcut: Shortcut | None = None
+    ) -> None:
+        listener = HttpListener(
+            name, app, self._sockets.pop(name), limits=self.http_limits(), counters=counters, shortcut=shortcut
+        )
         await listener.start()
         self._http[name] = listener
 
