@@ -48,9 +48,6 @@ class HeldPull:
 class HoldCounters:
     """Events since the start."""
 
-    held: int = 0
-    woken: int = 0
-    expired: int = 0
     refused: int = 0
     """Pulls above ``broker.max_held_pulls``, answered at once."""
     errors: int = 0
@@ -100,7 +97,6 @@ class HeldPulls:
         self._by_bucket.setdefault(bucket, {})[held] = None
         self._by_owner.setdefault(owner, {})[held] = None
         self._size += 1
-        self.counters.held += 1
         return held
 
     def grown(self, queue: QueueBase) -> None:
@@ -125,7 +121,6 @@ class HeldPulls:
             woken.append(held)
         # Waking may hold again, in this same queue.
         for held in woken:
-            self.counters.woken += 1
             self._wake(held)
 
     def expire(self, mono_ms: int) -> None:
@@ -133,7 +128,6 @@ class HeldPulls:
         now = mono_ms // BUCKET_MS
         for bucket in sorted(number for number in self._by_bucket if number <= now):
             for held in list(self._by_bucket.get(bucket, ())):
-                self.counters.expired += 1
                 self._wake(held)
 
     def tick(self, mono_ms: int) -> None:

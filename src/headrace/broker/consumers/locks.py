@@ -37,8 +37,6 @@ class QueueLock:
 class LockCounters:
     """Events since the start."""
 
-    taken_over: int = 0
-    """Locks whose holder did not renew them and that another client got."""
     refused: int = 0
 
 
@@ -90,7 +88,6 @@ class QueueLocks:
             elif known.client_id == client_id:
                 known.renewed_ms = mono_ms
             elif self._has_expired(known, mono_ms):
-                self.counters.taken_over += 1
                 locks[key] = QueueLock(client_id, mono_ms)
             else:
                 continue

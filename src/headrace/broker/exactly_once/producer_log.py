@@ -50,7 +50,6 @@ RETRY_MS: Final = 10_000
 class ProducerLogCounters:
     """Events since the start."""
 
-    records: int = 0
     replayed: int = 0
     """Records that the start read behind the saved copy."""
     unreadable: int = 0
@@ -259,7 +258,6 @@ class ProducerLog:
         number = self.queue.next_offset
         wait = self._broker.publish_placed(batch, [None, *topics], is_waited_for=is_waited_for)
         self._unsaved += 1
-        self.counters.records += 1
         self._apply(change, tail, number)
         return wait
 
