@@ -254,7 +254,7 @@ class HoldMachine(RuleBasedStateMachine):
     @rule(milliseconds=st.integers(1, 200))
     def pass_time(self, milliseconds: int) -> None:
         self.now += milliseconds
-        self.holds.expire(self.now)
+        self.holds.tick(self.now)
         self.expect(lambda pull: -(-pull[2] // BUCKET_MS) <= self.now // BUCKET_MS)
 
     def expect(self, matches: Callable[[HeldModel], bool]) -> None:

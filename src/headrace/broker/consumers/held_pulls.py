@@ -4,7 +4,7 @@
 dictionary access where nobody does. Woken pulls are answered by their protocol, which reads again; so waking one too
 many costs a read and nothing else. With tag hashes given, messages of other tags do not wake.
 
-Each pull is woken once: by a message, by ``expire`` at its deadline, by ``wake_all`` or ``wake_owner``; never after
+Each pull is woken once: by a message, by ``tick`` at its deadline, by ``wake_all`` or ``wake_owner``; never after
 ``drop`` or ``cancel``. Times are ms of a clock that never jumps. Deadlines are kept in buckets of 50 ms, from which a
 pull that was woken early is removed at once: a queue that grows a thousand times a second leaves nothing behind.
 """
@@ -123,16 +123,12 @@ class HeldPulls:
         for held in woken:
             self._wake(held)
 
-    def expire(self, mono_ms: int) -> None:
+    def tick(self, mono_ms: int) -> None:
         """Wake the pulls whose time is over."""
         now = mono_ms // BUCKET_MS
         for bucket in sorted(number for number in self._by_bucket if number <= now):
             for held in list(self._by_bucket.get(bucket, ())):
                 self._wake(held)
-
-    def tick(self, mono_ms: int) -> None:
-        """``expire``, under the name that services have."""
-        self.expire(mono_ms)
 
     def drop(self, owner: object) -> None:
         """Forget the pulls of a connection that is closed (A-BROKER-48)."""

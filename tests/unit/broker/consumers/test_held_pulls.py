@@ -65,7 +65,7 @@ def test_a_message_wakes_the_pulls_of_its_queue_once(rig: Rig) -> None:
     rig.grow(queue, 0)
     assert rig.woken == ["first", "second"]
     rig.grow(queue, 0)
-    rig.holds.expire(1 << 40)
+    rig.holds.tick(1 << 40)
     assert rig.woken == ["first", "second", "other"]
     assert len(rig.holds) == 0
 
@@ -119,7 +119,7 @@ def test_a_cancelled_pull_is_not_woken(rig: Rig) -> None:
     rig.holds.cancel(held)
     rig.holds.cancel(held)
     rig.grow(queue, 0)
-    rig.holds.expire(1 << 40)
+    rig.holds.tick(1 << 40)
     assert rig.woken == []
 
 
