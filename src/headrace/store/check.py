@@ -153,7 +153,7 @@ def _check_side_files(reader: StoreReader, report: CheckReport) -> LogCheck:
     known_holes = {
         int(hole["first_offset"]): int(hole["end_offset"]) for hole in holes or () if hole["reason"] != MISSING_FILE
     }
-    return LogCheck(reader, report, known, mark, log.checkpoint_offset, known_holes)
+    return LogCheck(reader, report, known, known_holes)
 
 
 def _check_rocketmq_checkpoint(reader: StoreReader, report: CheckReport) -> None:

@@ -55,26 +55,21 @@ class LogCheck:
     """One pass over a store's log."""
 
     def __init__(
-        self,
-        reader: StoreReader,
-        report: CheckReport,
-        epochs: Epochs,
-        durable_mark: int,
-        promised_offset: int,
-        known_holes: Mapping[int, int],
+        self, reader: StoreReader, report: CheckReport, epochs: Epochs, known_holes: Mapping[int, int]
     ) -> None:
         """Prepare a pass.
 
         Args:
+            report: Takes what is found; it has the durable mark and the checkpoint.
             known_holes: End of each hole that a start has noted, by its first offset.
         """
         self.known_holes = known_holes
         self.reader = reader
         self.report = report
         self.epochs = epochs
-        self.mark = durable_mark
+        self.mark = report.log.durable_mark
         self.size = reader.identity.segment_bytes
-        self.walk = LogWalk(self.size, promised_offset)
+        self.walk = LogWalk(self.size, report.log.checkpoint_offset)
         self.lost: list[LostRange] = []
         self.breaks: list[int] = [end for _, end in epochs.gaps]
         self.queues: dict[tuple[str, int], StoredQueue] = {}
@@ -83,9 +78,8 @@ class LogCheck:
         self._end = 0
         self._live_checked = self._behind_checked = -1
         self._is_walked = False
-        self._numbered_anew: dict[
-            StoredQueue, int
-        ] = {}  # where in the log a queue begins anew that is walked before it
+        # Where in the log a queue begins anew that is walked before it.
+        self._numbered_anew: dict[StoredQueue, int] = {}
 
     # -- the log ----------------------------------------------------------------------------------------------------
 
