@@ -171,39 +171,45 @@ class LogCheck:
     def _step_over(self, number: int) -> bool:
         """Find where valid records go on behind an invalid place; return False when they do not."""
         segment, walk = self._segments[number], self.walk
-        position, found = walk.position, walk.found
-        offset = segment.first_offset + position
+        offset = segment.first_offset + walk.position
         if self.report.state == OPEN and offset >= self.mark and self._live_checked != offset:
             # The broker may have been writing here a moment ago: look once more.
             self._live_checked = offset
             walk.reread()
             return True
-        reason = describe(found)
-        lost = LostRange(
-            offset, 0, reason, self.reader.name_of(segment.path),
-            command_offset=walk.command_offset, command_records=walk.command_records,
-        )  # fmt: skip
-        if found == BAD_OFFSET and (size := walk.is_whole_elsewhere(position)):
-            lost.is_misplaced, lost.claims = True, walk.claims(position)
-            lost.end = offset + size
+        lost = self._lost_here(segment)
         if offset in self.known_holes:
             # What lies behind it was cut off since, or not yet written to: it ends where that start found it to.
             lost.end = self._end = self.known_holes[offset]
-            lost.claims = lost.claims or walk.claims(position)
             self._note_lost(lost)
             walk.seek(min(lost.end - segment.first_offset, self.size))
             return True
-        next_position = walk.find(position + 1)
-        if next_position < 0 and walk.read_errno():
-            self._report_unreadable(number, walk.read_errno())
-            return True
+        next_position = walk.find(walk.position + 1)
         if next_position >= 0:
             lost.end = segment.first_offset + next_position
-            lost.claims = lost.claims or walk.claims(position)
             self._note_lost(lost)
             walk.seek(next_position)
             return True
-        lost.claims = lost.claims or walk.claims(position)
+        if walk.read_errno():
+            self._report_unreadable(number, walk.read_errno())
+            return True
+        return self._leave_segment(number, lost)
+
+    def _lost_here(self, segment: SegmentFile) -> LostRange:
+        """Return what is invalid from the walk's place on; where it ends is known of a misplaced record alone."""
+        walk = self.walk
+        offset = segment.first_offset + walk.position
+        lost = LostRange(
+            offset, 0, describe(walk.found), self.reader.name_of(segment.path), claims=walk.claims(walk.position),
+            command_offset=walk.command_offset, command_records=walk.command_records,
+        )  # fmt: skip
+        if walk.found == BAD_OFFSET and (size := walk.is_whole_elsewhere(walk.position)):
+            lost.is_misplaced, lost.end = True, offset + size
+        return lost
+
+    def _leave_segment(self, number: int, lost: LostRange) -> bool:
+        """Go on behind a segment whose rest is invalid; return False where the log ends in it."""
+        walk, offset = self.walk, lost.first
         behind = self._find_behind(number, offset)
         if behind is not None and self.report.state == OPEN and offset >= self.mark and self._behind_checked != offset:
             # It went on meanwhile, into the next file: what is here now is there to stay.
@@ -221,7 +227,7 @@ class LogCheck:
         if lost.is_misplaced:
             self._note_lost(lost)
         self._note_exchanged(number + 1)
-        self._judge_tail(segment, position, found)
+        self._judge_tail(lost)
         return False
 
     def _find_behind(self, number: int, offset: int) -> int | None:
@@ -256,13 +262,12 @@ class LogCheck:
                 ))  # fmt: skip
             finder.close()
 
-    def _judge_tail(self, segment: SegmentFile, position: int, found: int) -> None:
+    def _judge_tail(self, tail: LostRange) -> None:
         """The log ends here: cleanly, if nothing was ever written behind."""
-        offset = segment.first_offset + position
-        is_torn = found != UNWRITTEN or self.walk.has_bytes_behind(position)
-        if not is_torn or offset < self.mark or self.report.state == OPEN:
+        is_torn = self.walk.found != UNWRITTEN or self.walk.has_bytes_behind(self.walk.position)
+        if not is_torn or tail.first < self.mark or self.report.state == OPEN:
             return  # below the durable mark it is loss, which _finish_log reports
-        self._report_torn(self.reader.name_of(segment.path), offset, describe(found))
+        self._report_torn(tail.segment, tail.first, tail.reason)
 
     def _report_torn(self, name: str, offset: int, reason: str) -> None:
         self.report.add_unfinished(Finding(
