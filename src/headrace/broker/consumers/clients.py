@@ -158,7 +158,9 @@ class ClientTable:
         """
         produced, consumed = list(dict.fromkeys(producers)), {data.group: data for data in consumers}
         try:
-            self._require_room(owner, client, produced, consumed)
+            _require_words(client, produced, consumed)
+            self._require_member_room(owner, produced, consumed)
+            self._require_subscription_room(consumed)
         except (InvalidNameError, QuotaExceededError):
             self.counters.refused += 1
             raise
@@ -201,25 +203,16 @@ class ClientTable:
         del self._by_age[member]
         self._by_age[member] = None
 
-    def _require_room(
-        self, owner: Owner, client: ClientInfo, producers: list[str], consumers: dict[str, ConsumerData]
-    ) -> None:
-        """Refuse what is malformed or above a bound, before anything is changed."""
-        for name in (client.client_id, *producers, *consumers):
-            if not 0 < len(name) <= MAX_NAME:
-                raise InvalidNameError(name[:40], f"client ids and groups have 1 to {MAX_NAME} characters")
-        words = [client.language]
-        for data in consumers.values():
-            words += (data.consume_type, data.message_model, data.consume_from_where)
-            words += (subscription.kind for subscription in data.subscriptions)
-        for word in words:
-            if len(word) > MAX_WORD:
-                raise InvalidNameError(word[:40], f"the words of a heartbeat have up to {MAX_WORD} characters")
+    def _require_member_room(self, owner: Owner, producers: list[str], consumers: dict[str, ConsumerData]) -> None:
+        """Refuse more members than there may be."""
         known = self._of_owner.get(owner, {})
         wanted = [(Role.PRODUCER, name) for name in producers] + [(Role.CONSUMER, name) for name in consumers]
         most = self._settings.max_group_members
         if len(self._by_age) + sum(key not in known for key in wanted) > most:
             raise QuotaExceededError(f"the broker has its limit of {most} members of groups (broker.max_group_members)")
+
+    def _require_subscription_room(self, consumers: dict[str, ConsumerData]) -> None:
+        """Refuse subscriptions that are malformed, more than there may be, or too long all together."""
         growth = characters = 0
         for data in consumers.values():
             for subscription in data.subscriptions:
@@ -436,3 +429,17 @@ class ClientTable:
 
     def __len__(self) -> int:
         return len(self._by_age)
+
+
+def _require_words(client: ClientInfo, producers: list[str], consumers: dict[str, ConsumerData]) -> None:
+    """Refuse names and words that are too long, or empty."""
+    for name in (client.client_id, *producers, *consumers):
+        if not 0 < len(name) <= MAX_NAME:
+            raise InvalidNameError(name[:40], f"client ids and groups have 1 to {MAX_NAME} characters")
+    words = [client.language]
+    for data in consumers.values():
+        words += (data.consume_type, data.message_model, data.consume_from_where)
+        words += (subscription.kind for subscription in data.subscriptions)
+    for word in words:
+        if len(word) > MAX_WORD:
+            raise InvalidNameError(word[:40], f"the words of a heartbeat have up to {MAX_WORD} characters")
