@@ -114,6 +114,32 @@ class _Level:
             self.latest_end = self.queue.next_offset
         return due_ms
 
+    def find_due_end(self, now_ms: int, most: int) -> int:
+        """Return the queue offset behind the messages from the cursor on that are due, ``most`` of them at most.
+
+        The cursor itself where none is; ``due_ms`` then says when one will be.
+        """
+        end = self.cursor
+        if end >= self.queue.visible_offset:
+            return end
+        if self.due_ms:
+            self.due_ms = self.find_due(end, self.due_ms, now_ms)
+            if now_ms < self.due_ms:
+                return end
+        try:
+            entries = self.queue.entries(end, most)
+        except UnreadableError:
+            return end  # named and counted by the store; the next tick tries again
+        next_ms = 0
+        for _, record_bytes, due_ms in entries:
+            if record_bytes != FILLER_BYTES:
+                next_ms = self.find_due(end, due_ms, now_ms)
+                if now_ms < next_ms:
+                    break
+            end += 1
+        self.due_ms = next_ms if end == self.cursor else 0  # what is read and appended now may be less than what is due
+        return end
+
 
 class DelayLevels:
     """Holds messages back by level. ``tick`` delivers what is due; add it to ``Broker.tickers``."""
@@ -261,28 +287,9 @@ class DelayLevels:
         if level.cursor < level.queue.min_offset:
             self._pass_over(level, level.queue.min_offset - level.cursor)
             level.cursor = level.queue.min_offset
-        if level.cursor >= level.queue.visible_offset:
-            return 0
-        if level.due_ms:
-            level.due_ms = level.find_due(level.cursor, level.due_ms, now_ms)
-            if now_ms < level.due_ms:
-                return 0
-        end = start = level.cursor
-        next_ms = 0
-        try:
-            entries = level.queue.entries(start, most)
-        except UnreadableError:
-            return 0  # named and counted by the store; the next tick tries again
-        for _, record_bytes, due_ms in entries:
-            if record_bytes != FILLER_BYTES:
-                next_ms = level.find_due(end, due_ms, now_ms)
-                if now_ms < next_ms:
-                    break
-            end += 1
+        start, end = level.cursor, level.find_due_end(now_ms, most)
         if end == start:
-            level.due_ms = next_ms
             return 0
-        level.due_ms = 0  # what is read and appended now may be less than what is due
         result = read_queue(level.queue, start, end - start, MAX_BYTES_AT_ONCE, None, None, self._records)
         try:
             if result.status is PullStatus.COLD:
