@@ -107,33 +107,40 @@ class ProducerLog:
     # -- opening ----------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
+        applied = self._restore()
+        self._replay(self.queue.min_offset if applied is None else applied)
+        # What is damaged or ahead of the log is replaced at once: else the next start, too, reads everything.
+        self._unsaved = SAVE_EVERY if applied is None else self.counters.replayed
+
+    def _restore(self) -> int | None:
+        """Take up the saved copy; return up to which record it is, None where it is useless."""
         queue = self.queue
-        applied = queue.min_offset
-        is_useless = False
         try:
             saved = read_side_file(
                 self._path, KIND, FORMAT_VERSION, "restore it from a backup: the log no longer has every record"
             )
-            is_useless = self._is_ahead(saved)
-            if is_useless:
-                logger.warning(
-                    "state of producers speaks of what the log has lost, made anew from the log applied=%d "
-                    "first_queue_offset=%d",
-                    saved["applied"],
-                    queue.min_offset,
-                )
-            else:
-                applied = int(saved["applied"])
-                self._torn = self._find_torn_keys(saved)
-                for part in self.parts:
-                    part.restore(saved.get(part.name), self.read)
         except FileNotFoundError:
-            pass
+            return queue.min_offset
         except SideFileError as error:
             if queue.min_offset > 0:
                 raise
             logger.warning("state of producers damaged, made anew from the log error=%s", error)
-            is_useless = True
+            return None
+        if self._is_ahead(saved):
+            logger.warning(
+                "state of producers speaks of what the log has lost, made anew from the log applied=%d "
+                "first_queue_offset=%d",
+                saved["applied"],
+                queue.min_offset,
+            )
+            return None
+        self._torn = self._find_torn_keys(saved)
+        for part in self.parts:
+            part.restore(saved.get(part.name), self.read)
+        return int(saved["applied"])
+
+    def _replay(self, applied: int) -> None:
+        """Apply the records behind the saved copy; of those torn by a power cut, what is left."""
         torn = find_torn(self._broker.store, lambda: [(number, at) for number, at, _, _ in self._read_from(applied)])
         for number, _, change, tail in self._read_from(applied):
             self.counters.replayed += 1
@@ -148,8 +155,6 @@ class ProducerLog:
                 _keep_first(change, torn[number])
                 tail = tail[: torn[number].left * FINGERPRINT_BYTES]
             self._apply(change, tail, number)
-        # What is damaged or ahead of the log is replaced at once: else the next start, too, reads everything.
-        self._unsaved = SAVE_EVERY if is_useless else self.counters.replayed
 
     def _is_ahead(self, saved: dict[str, Any]) -> bool:
         """Whether the saved copy knows of records or messages that the log has lost since: its end was cut off.
