@@ -481,15 +481,15 @@ class StagedBatches:
         """Append the next messages of a commit where they belong; False when they must be read in first."""
         commit = batch.commit
         assert commit is not None
-        place = batch.position(commit)
-        if place is None:
-            self._append(key, commit, None, None, 0, commit.rows - commit.done)
+        found = batch.position(commit)
+        if found is None:
+            self._append(key, commit, None, 0, commit.rows - commit.done)
             return True
-        run, at = place
+        run, at = found
         topic = self._broker.topics.get(run.topic)
-        queue = None if topic is None else topic.queue_or_other(run.queue_id)
+        place = None if topic is None else (topic, topic.queue_or_other(run.queue_id))
         passed, count = run.first + run.rows - at, 0
-        if topic is None or queue is None:
+        if place is None:
             logger.error(
                 "committed messages dropped, their topic is gone txn=%s epoch=%d topic=%s messages=%d",
                 *key,
@@ -506,16 +506,16 @@ class StagedBatches:
             while count and self._records.position(count - 1)[1] >= at + passed:
                 count -= 1  # read in place of damaged ones before it, and not of this run
         try:
-            self._append(key, commit, topic, queue, count, passed)
+            self._append(key, commit, place, count, passed)
         except RequestError as error:
             if commit.goes_singly:
                 logger.error("committed message cannot be stored txn=%s epoch=%d error=%s", *key, error)
-                self._append(key, commit, None, None, 0, passed)
+                self._append(key, commit, None, 0, passed)
             commit.goes_singly = not commit.goes_singly
         return True
 
     def _append(
-        self, key: BatchKey, commit: Commit, topic: Topic | None, queue: QueueBase | None, count: int, passed: int
+        self, key: BatchKey, commit: Commit, place: tuple[Topic, QueueBase] | None, count: int, passed: int
     ) -> None:
         """Append the first ``count`` records that were read, and that ``passed`` messages are done with."""
         change = {"op": "progress", "txn": key[0], "epoch": key[1], "from": commit.done, "done": commit.done + passed}
@@ -526,9 +526,10 @@ class StagedBatches:
         try:
             chunk.append(self.log.encode(change), 0, command_entries=count + 1)
             record_bytes = chunk.body_bytes
-            if queue is None or not count:
+            if place is None or not count:
                 self.log.append(chunk, (), (), change)
             else:
+                topic, queue = place
                 add_copies_to(self._records, count, chunk, 1)
                 size = chunk.body_bytes - record_bytes
                 self.log.append(chunk, [queue], [topic], change)
