@@ -526,25 +526,26 @@ class ChannelJournal:
             self._size_before = 0
             while self._retired:
                 os.close(self._retired.pop())
+            self._remove_before(generation)
+
+    def _remove_before(self, generation: int) -> None:
+        """Remove the journals that a snapshot has taken the place of; a start passes over those that stay."""
+        try:
+            replaced = [path for old, path in find_journals(self._directory) if old < generation]
+        except OSError as error:
+            logger.warning(
+                "old journals not looked for, tried again with the next path=%s error=%s",
+                self._directory,
+                error.strerror,
+            )
+            return
+        for path in replaced:
             try:
-                replaced = [path for old, path in find_journals(self._directory) if old < generation]
+                path.unlink()
             except OSError as error:
                 logger.warning(
-                    "old journals not looked for, tried again with the next path=%s error=%s",
-                    self._directory,
-                    error.strerror,
+                    "old journal not removed, tried again with the next path=%s error=%s", path, error.strerror
                 )
-                return
-            for path in replaced:
-                self._remove_old(path)
-
-    @staticmethod
-    def _remove_old(path: Path) -> None:
-        """Remove a journal that a snapshot has taken the place of; a start passes over it."""
-        try:
-            path.unlink()
-        except OSError as error:
-            logger.warning("old journal not removed, tried again with the next path=%s error=%s", path, error.strerror)
 
     @property
     def _temporary_path(self) -> Path:
