@@ -226,12 +226,11 @@ def _scan(path: Path, kind: int, view: JournalView) -> HistoryScan | None:
     return scan
 
 
-ControlRecords = Iterable[tuple[int, int, bytes]]
-"""Queue offset, physical offset and body of control records."""
-
-
 def written_control_records(reader: StoreReader) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the control records that the consume queue's files know of; unreadable ones are left out."""
+    """Yield queue offset, physical offset and body of the control records that the consume queue's files know of.
+
+    Unreadable ones are left out.
+    """
     queue = next((queue for queue in reader.queues() if queue.topic == CONTROL_TOPIC), None)
     first, end = queue.extent() if queue is not None else (0, 0)
     for queue_offset, physical_offset, record_bytes, _ in queue.entries(first, end) if queue is not None else ():
@@ -240,8 +239,12 @@ def written_control_records(reader: StoreReader) -> Iterator[tuple[int, int, byt
             yield queue_offset, physical_offset, decode(raw)["body"]
 
 
-def read_catalog(payload: Any, records: ControlRecords) -> Catalog:
-    """Return the catalog: its side file's payload, if any, and the control records behind it."""
+def read_catalog(payload: Any, records: Iterable[tuple[int, int, bytes]]) -> Catalog:
+    """Return the catalog: its side file's payload, if any, and the control records behind it.
+
+    Args:
+        records: As ``written_control_records`` yields them.
+    """
     catalog = Catalog() if payload is None else Catalog.from_payload(payload)
     for queue_offset, physical_offset, body in sorted(records):
         if queue_offset >= catalog.applied_offset:
