@@ -37,6 +37,13 @@ cdef class ChannelQueue:
     cdef int step(self) except -1
     cdef int jump(self, int64_t offset) except -1
 
+cdef struct Delivery:                   # what one deliver() may still do
+    int64_t now_ms
+    int64_t mono_ms
+    Py_ssize_t first                    # records of the batch that were there before
+    int64_t full_bytes                  # of the batch: beyond it nothing is added to one that has a message
+    Py_ssize_t budget                   # messages to pass over (finished, sampled out, deferred)
+
 cdef class Channel:
     cdef object __weakref__
     cdef readonly str name
@@ -84,13 +91,12 @@ cdef class Channel:
     cdef int forget_evicted(self, int64_t now_ms) except -1
     cdef int read_ahead(self, Py_ssize_t index, ChannelQueue queue, int64_t end) except -1
     cdef int drop(self, ChannelQueue queue, int64_t queue_offset, int outcome) except -1
-    cdef int deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,
-                           int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1
-    cdef int deliver_unread(self, Subscription subscription, int64_t now_ms, int64_t mono_ms, Py_ssize_t full_count,
-                            int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1
-    cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, int64_t now_ms, int64_t mono_ms,
-                          Py_ssize_t full_count, int64_t full_bytes, Py_ssize_t first, RecordBatch into,
-                          Py_ssize_t* budget) except -1
+    cdef int deliver_ready(self, Subscription subscription, Py_ssize_t full_count, RecordBatch into,
+                           Delivery* delivery) except -1
+    cdef int deliver_unread(self, Subscription subscription, Py_ssize_t full_count, RecordBatch into,
+                            Delivery* delivery) except -1
+    cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, Py_ssize_t full_count, RecordBatch into,
+                          Delivery* delivery) except -1
     cdef int hold_back(self, ChannelQueue queue, int64_t queue_offset, int64_t physical_offset, int64_t due_ms,
                        int64_t now_ms) except -1
     cpdef Py_ssize_t deliver(self, Subscription subscription, int64_t now_ms, int64_t mono_ms,

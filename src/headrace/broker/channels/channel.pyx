@@ -307,8 +307,8 @@ cdef class Channel:
         self.ahead_queue = index
         return 0
 
-    cdef int deliver_ready(self, Subscription subscription, int64_t mono_ms, Py_ssize_t full_count,
-                           int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1:
+    cdef int deliver_ready(self, Subscription subscription, Py_ssize_t full_count, RecordBatch into,
+                           Delivery* delivery) except -1:
         """Deliver what is ready again, until the batch is full, the budget is spent or a record is not in memory."""
         cdef ReadyEntry* entry
         cdef ChannelQueue queue
@@ -317,7 +317,8 @@ cdef class Channel:
         cdef uint16_t attempts
         cdef int outcome
         while self.ready.count:
-            if into.count >= full_count or (into.count > first and into.record_bytes >= full_bytes):
+            if into.count >= full_count or (into.count > delivery.first
+                                            and into.record_bytes >= delivery.full_bytes):
                 return 0
             entry = self.ready.at(0)
             index = self.find_queue(entry.place & 0xFFFF)
@@ -328,10 +329,10 @@ cdef class Channel:
             if queue.finished.contains(queue_offset):       # evicted meanwhile
                 self.ready.pop()
                 continue
-            if subscription.sample_rate > 0 and budget[0] <= 0:
+            if subscription.sample_rate > 0 and delivery.budget <= 0:
                 return 0
             if subscription.sample_rate > 0 and self.sampled_out(subscription):
-                budget[0] -= 1
+                delivery.budget -= 1
                 queue.finished.add(queue_offset)
                 self.ready.pop()
                 continue
@@ -346,12 +347,11 @@ cdef class Channel:
             into.views[into.count - 1].attempts = attempts
             if attempts > 1:
                 self.redelivered_count += 1
-            self.register(subscription, index, queue_offset, physical_offset, attempts, mono_ms)
+            self.register(subscription, index, queue_offset, physical_offset, attempts, delivery.mono_ms)
         return 0
 
-    cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, int64_t now_ms, int64_t mono_ms,
-                          Py_ssize_t full_count, int64_t full_bytes, Py_ssize_t first, RecordBatch into,
-                          Py_ssize_t* budget) except -1:
+    cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, Py_ssize_t full_count, RecordBatch into,
+                          Delivery* delivery) except -1:
         """Deliver from one queue's cursor; False when the batch is full or a record is not in memory."""
         cdef ChannelQueue queue = <ChannelQueue>self.queues[index]
         cdef QueueEntry* entry
@@ -361,7 +361,7 @@ cdef class Channel:
         self.evict(queue)
         end = queue.readable_end()
         while queue.cursor < end:
-            if into.count >= full_count or budget[0] <= 0:
+            if into.count >= full_count or delivery.budget <= 0:
                 return False
             queue_offset = queue.cursor
             if (self.ahead_queue != index or queue_offset < self.ahead_from
@@ -372,11 +372,11 @@ cdef class Channel:
                     return False
             entry = &self.ahead[queue_offset - self.ahead_from]
             if entry.record_bytes == FILLER_BYTES:
-                budget[0] -= 1
+                delivery.budget -= 1
                 self.drop(queue, queue_offset, VIEW_DAMAGED)
                 queue.step()
                 continue
-            if into.count > first and into.record_bytes + entry.record_bytes > full_bytes:
+            if into.count > delivery.first and into.record_bytes + entry.record_bytes > delivery.full_bytes:
                 return False
             bytes_before = into.record_bytes
             outcome = queue.log.view(entry.physical_offset, <unsigned int>entry.record_bytes, into)
@@ -384,45 +384,44 @@ cdef class Channel:
                 self.stopped_cold = True
                 return False
             if outcome != VIEW_OK:
-                budget[0] -= 1
+                delivery.budget -= 1
                 self.drop(queue, queue_offset, outcome)
                 queue.step()
                 continue
             view = &into.views[into.count - 1]
             due_ms = record_deliver_at(view)
-            if due_ms > now_ms:
+            if due_ms > delivery.now_ms:
                 into.count -= 1
                 into.record_bytes = bytes_before
-                budget[0] -= 1
-                self.hold_back(queue, queue_offset, entry.physical_offset, due_ms, now_ms)
+                delivery.budget -= 1
+                self.hold_back(queue, queue_offset, entry.physical_offset, due_ms, delivery.now_ms)
                 queue.step()
                 continue
             if subscription.sample_rate > 0 and self.sampled_out(subscription):
                 into.count -= 1
                 into.record_bytes = bytes_before
-                budget[0] -= 1
+                delivery.budget -= 1
                 queue.finished.add(queue_offset)
                 queue.step()
                 continue
             view.attempts = 1
-            self.register(subscription, index, queue_offset, entry.physical_offset, 1, mono_ms)
+            self.register(subscription, index, queue_offset, entry.physical_offset, 1, delivery.mono_ms)
             if queue.seen is None:
                 queue.cursor += 1
             else:
                 queue.step()
         return True
 
-    cdef int deliver_unread(self, Subscription subscription, int64_t now_ms, int64_t mono_ms, Py_ssize_t full_count,
-                            int64_t full_bytes, Py_ssize_t first, RecordBatch into, Py_ssize_t* budget) except -1:
+    cdef int deliver_unread(self, Subscription subscription, Py_ssize_t full_count, RecordBatch into,
+                            Delivery* delivery) except -1:
         """Deliver from the cursors, another queue first each time."""
         cdef Py_ssize_t i, turn = self.queue_turn, count = len(self.queues)
-        cdef Py_ssize_t delivered = into.count, left = budget[0]
+        cdef Py_ssize_t delivered = into.count, left = delivery.budget
         for i in range(count):
-            if not self.deliver_new(subscription, (turn + i) % count, now_ms, mono_ms, full_count, full_bytes, first,
-                                    into, budget):
+            if not self.deliver_new(subscription, (turn + i) % count, full_count, into, delivery):
                 break
         # Where what came back took the window or the bytes, it was no queue's turn.
-        if count > 1 and (into.count > delivered or budget[0] < left or self.stopped_cold):
+        if count > 1 and (into.count > delivered or delivery.budget < left or self.stopped_cold):
             self.queue_turn = (turn + 1) % count
         return 0
 
@@ -438,37 +437,40 @@ cdef class Channel:
 
     cpdef Py_ssize_t deliver(self, Subscription subscription, int64_t now_ms, int64_t mono_ms,
                              Py_ssize_t max_messages, int64_t max_bytes, RecordBatch into) except -1:
-        cdef Py_ssize_t first = into.count
         cdef Py_ssize_t window = min(<int64_t>max_messages, subscription.ready_count - subscription.waiting.count)
-        cdef Py_ssize_t full_count = first + window
-        cdef Py_ssize_t half_count = first + (window + 1) // 2
-        # What a consumer drops it has taken, too: its turn is no longer than that of one that drops nothing.
-        cdef Py_ssize_t budget = EXAMINE_EXTRA if subscription.sample_rate == 0 else max_messages
-        cdef int64_t full_bytes = into.record_bytes + max_bytes
+        cdef Py_ssize_t full_count = into.count + window
+        cdef Py_ssize_t half_count = into.count + (window + 1) // 2
+        cdef Delivery delivery
         self.stopped_cold = False
         if window <= 0 or self.paused or subscription.closed:
             return 0
+        delivery.now_ms = now_ms
+        delivery.mono_ms = mono_ms
+        delivery.first = into.count
+        delivery.full_bytes = into.record_bytes + max_bytes
+        # What a consumer drops it has taken, too: its turn is no longer than that of one that drops nothing.
+        delivery.budget = EXAMINE_EXTRA if subscription.sample_rate == 0 else max_messages
         self.ahead_idle = False
         if self.deferred.count >= self.ask_evicted_at:
             self.forget_evicted(now_ms)
         if self.ready.count == 0:
-            self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
+            self.deliver_unread(subscription, full_count, into, &delivery)
         else:
             # What comes back again and again must not stop what waits behind it, nor a long backlog what came back.
             self.unread_first = not self.unread_first
             if self.unread_first:
-                self.deliver_unread(subscription, now_ms, mono_ms, half_count, full_bytes, first, into, &budget)
-                self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into, &budget)
+                self.deliver_unread(subscription, half_count, into, &delivery)
+                self.deliver_ready(subscription, full_count, into, &delivery)
                 if not self.stopped_cold:
-                    self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
+                    self.deliver_unread(subscription, full_count, into, &delivery)
             else:
-                self.deliver_ready(subscription, mono_ms, half_count, full_bytes, first, into, &budget)
-                self.deliver_unread(subscription, now_ms, mono_ms, full_count, full_bytes, first, into, &budget)
+                self.deliver_ready(subscription, half_count, into, &delivery)
+                self.deliver_unread(subscription, full_count, into, &delivery)
                 if not self.stopped_cold:
-                    self.deliver_ready(subscription, mono_ms, full_count, full_bytes, first, into, &budget)
-        subscription.message_count += into.count - first
-        self.delivered_count += into.count - first
-        return into.count - first
+                    self.deliver_ready(subscription, full_count, into, &delivery)
+        subscription.message_count += into.count - delivery.first
+        self.delivered_count += into.count - delivery.first
+        return into.count - delivery.first
 
     cdef int take_back(self, Subscription subscription, RecordBatch batch, Py_ssize_t first) except -1:
         """Undo for what the last deliver() added from ``first`` on: nothing of it was sent.
