@@ -204,7 +204,7 @@ class Node:
             listeners=self.listeners,
         )
         if "nsq_tcp" in self._sockets:
-            self.nsq = NsqServer(broker, self.settings.nsq, self.clock, statistics=self.parts.groups.statistics)
+            self.nsq = NsqServer(broker, self.settings.nsq, self.clock, self.parts.groups.statistics)
             await self.nsq.start(self._sockets.pop("nsq_tcp"))
         broker.on_relief = self._relieve
         await self.remoting.start(self._sockets)

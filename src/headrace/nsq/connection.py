@@ -324,8 +324,7 @@ class NsqConnection(TurnConnection):
         statistics = server.statistics
         for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):
             self._note_published(topic, messages)
-            if statistics is not None:
-                statistics.note_put(topic, messages, size, source=SOURCE, host=self.host)
+            statistics.note_put(topic, messages, size, source=SOURCE, host=self.host)
 
     def _publish_joined(self) -> None:
         """Have what waits for the end of the turn published: something comes behind it."""

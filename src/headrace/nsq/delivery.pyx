@@ -128,10 +128,9 @@ cdef class Delivery:
         counters, statistics = self._server.counters, self._server.statistics
         for host, (calls, messages, size) in sent.items():
             counters.messages_out += messages
-            if statistics is not None:
-                statistics.note_channel_get(
-                    channel.name, channel.topic_name, messages, size, source=SOURCE, host=host, calls=calls
-                )
+            statistics.note_channel_get(
+                channel.name, channel.topic_name, messages, size, source=SOURCE, host=host, calls=calls
+            )
 
     def _note_inflate_failures(self, Channel channel not None, Py_ssize_t count):
         counters = self._server.counters

@@ -150,8 +150,8 @@ class NsqHttp:
     """Returns the connections of the TCP server."""
     health: Callable[[], str]
     """Returns why the last write to the store failed; empty = it did not."""
-    statistics: Statistics | None = None
-    offsets: OffsetTable | None = None
+    statistics: Statistics
+    offsets: OffsetTable
     """Of RocketMQ's groups."""
     limits: HttpLimits = field(default_factory=HttpLimits)
     counters: HttpCounters = field(default_factory=HttpCounters)
@@ -423,9 +423,8 @@ class NsqHttp:
     def _append(self, batch: PublishBatch, peer: tuple[str, int] | None) -> int:
         batch.born_host, batch.born_host_v6 = born_of(peer)
         wait = self.broker.publish(batch)
-        if self.statistics is not None:
-            for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):
-                self.statistics.note_put(topic, messages, size, source=SOURCE, host=peer[0] if peer else "")
+        for topic, (messages, size) in zip(batch.destinations, batch.totals(), strict=True):
+            self.statistics.note_put(topic, messages, size, source=SOURCE, host=peer[0] if peer else "")
         return wait
 
     def _open_topic(self, arguments: Mapping[str, str]) -> str:
@@ -458,12 +457,12 @@ class NsqHttp:
     async def handle_delete_topic(self, request: Request) -> Reply:
         """POST /topic/delete: the topic, its channels and their connections."""
         topic = existing_topic_argument(request.arguments())
-        offsets = self.offsets if self.offsets is not None and self.offsets.groups_of(topic) else None
+        has_offsets = bool(self.offsets.groups_of(topic))
         reply = await self._done(self.broker.delete_topic(topic))
-        if offsets is not None:
+        if has_offsets:
             # Else a kill brings back what groups had committed, for a topic of that name that is made later.
             try:
-                await _called_back(offsets.when_saved)
+                await _called_back(self.offsets.when_saved)
             except OSError as error:
                 raise StoreError(f"committed offsets of a deleted topic are still on disk: {error}") from error
         return reply

@@ -351,8 +351,7 @@ cdef class HttpPublishes:
             publisher._refuse(error)
             return True
         publisher._await(physical_offset)
-        if server.statistics is not None:
-            server.statistics.note_put(topic, batch.count, batch.body_bytes, source=SOURCE, host=publisher.host)
+        server.statistics.note_put(topic, batch.count, batch.body_bytes, source=SOURCE, host=publisher.host)
         return True
 
     def _ok_bytes(self, connection, bint is_last):

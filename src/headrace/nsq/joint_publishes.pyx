@@ -151,8 +151,7 @@ cdef class JointPublishes(JointTurn):
         # The clients first: what follows is done while they make their next publishes.
         for share in shares:
             share.client.joint_published(share, offsets[share.topic] if physical_offset else 0, monotonic_ms)
-        if server.statistics is not None:
-            self._note_put(server.statistics, shares)
+        self._note_put(server.statistics, shares)
         if server.broker.overloaded:
             for share in shares:
                 share.client.wait_for_store()

@@ -54,17 +54,10 @@ class NsqServer(StreamServer[NsqConnection]):
         delivery_coalescing: Has messages of a busy channel sent some at a time.
         finishes: Takes over reads that are nothing but FINs.
         joint_publishes: Appends small publishes of many clients together.
-        statistics: Where messages are counted by topic, channel and host; None when they are not.
+        statistics: Where messages are counted by topic, channel and host.
     """
 
-    def __init__(
-        self,
-        broker: Broker,
-        settings: NsqSettings,
-        clock: Clock,
-        *,
-        statistics: Statistics | None = None,
-    ) -> None:
+    def __init__(self, broker: Broker, settings: NsqSettings, clock: Clock, statistics: Statistics) -> None:
         super().__init__(
             "nsq",
             clock,

@@ -7,10 +7,11 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from headrace.broker.statistics import Statistics
 from headrace.clock import ManualClock
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.server import NsqServer
-from headrace.settings import NsqSettings
+from headrace.settings import BrokerSettings, NsqSettings
 from tests.support.loop import FakeLoop
 from tests.unit.nsq.fake_broker import FakeBroker
 
@@ -173,7 +174,8 @@ class Bench:
         self.broker = FakeBroker(self.clock.now_ms, max_channel_consumers=max_channel_consumers)
         settings.setdefault("delivery_coalescing_ms", 0)
         settings.setdefault("read_coalescing_ms", 0)  # there is no socket and no event loop
-        self.server = NsqServer(self.broker, NsqSettings(**settings), self.clock)  # type: ignore[arg-type]
+        statistics = Statistics(BrokerSettings(), self.clock.monotonic_ms(), "cluster")
+        self.server = NsqServer(self.broker, NsqSettings(**settings), self.clock, statistics)  # type: ignore[arg-type]
         self.soon: list[Callable[[], None]] = []
         self.server.joint_publishes.call_soon = self.soon.append
 

@@ -26,7 +26,7 @@ class RealBench(Bench):
         super().__init__()
         settings = NsqSettings(read_coalescing_ms=0, delivery_coalescing_ms=delivery_coalescing_ms)
         statistics = Statistics(BrokerSettings(), self.clock.now_ms(), "cluster")
-        self.server = NsqServer(broker, settings, self.clock, statistics=statistics)
+        self.server = NsqServer(broker, settings, self.clock, statistics)
         self.server.joint_publishes.call_soon = self.soon.append
         self.later: list[Callable[[], None]] = []
         self.now_ns = 0

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from headrace.batch import PublishBatch
+from headrace.broker.statistics import Statistics
 from headrace.clock import ManualClock
 from headrace.errors import (
     ChannelNotFoundError,
@@ -29,7 +30,7 @@ from headrace.net.http import HttpLimits
 from headrace.nsq.config_options import ConfigFacts, ConfigOptions
 from headrace.nsq.http import NodeFacts, NsqHttp
 from headrace.nsq.http_request import find_similar_path, parse_integer
-from headrace.settings import NsqSettings
+from headrace.settings import BrokerSettings, NsqSettings
 
 NOW_MS = 1_800_000_000_000
 MAX_MESSAGE = 100
@@ -141,6 +142,8 @@ class Harness:
             options=ConfigOptions(settings, facts, self.logger),
             connections=list,
             health=lambda: self.health,
+            statistics=Statistics(BrokerSettings(), NOW_MS, "cluster"),
+            offsets=SimpleNamespace(groups_of=lambda topic: []),  # type: ignore[arg-type]
             limits=HttpLimits(body_seconds=0.02, body_bytes=1_000),
         )
 

@@ -455,7 +455,6 @@ def test_statistics_count_every_read(real: Bench) -> None:
 def test_statistics_are_right_whoever_publishes_where_before(real: Bench) -> None:
     """X-BROKER-17: where a client's last publish was counted is remembered, until it is another topic or forgotten."""
     statistics = real.server.statistics
-    assert statistics is not None
     clients = [real.client(peer=(host, port)) for port in (1, 2) for host in ("10.0.0.2", "10.0.0.3")]
     published: Counter[tuple[str, str]] = Counter()
     rng = random.Random(1)
