@@ -7,7 +7,7 @@ journal for ever. Ephemeral channels have the key -1 and no record.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from headrace.broker.catalog import ChannelEntry
@@ -82,9 +82,6 @@ class ChannelTable:
 
     def __len__(self) -> int:
         return len(self._keys)
-
-    def __iter__(self) -> Iterator[Channel]:
-        return iter(self._keys)
 
     def find(self, topic: str, channel: str) -> Channel:
         """Return a channel.
