@@ -79,6 +79,7 @@ cdef class Reader(StreamInput):
     cdef Py_ssize_t _message_end(self, int command, Py_ssize_t head) except -2
     cdef int _add_message(self, Intake run, int command, Py_ssize_t head, Py_ssize_t end, int64_t due_ms) except -1
     cdef int _parse_mpub(self, Intake run, const char* name, Py_ssize_t name_bytes, Py_ssize_t head) except -1
+    cdef int64_t _walk_mpub(self, Py_ssize_t head) except -1
     cdef int _add_settle(self, Intake run, int command, uint64_t message_id, int64_t delay_ms) except -1
     cdef object _parse_body(self, int command, Py_ssize_t head)
 

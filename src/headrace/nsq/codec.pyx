@@ -780,10 +780,40 @@ cdef class Reader(StreamInput):
         return 0
 
     cdef int _parse_mpub(self, Intake run, const char* name, Py_ssize_t name_bytes, Py_ssize_t head) except -1:
-        """Check the messages that are there, from where the last call stopped; add them when all are.
+        """Return 1 when the command was added, 0 when more bytes are needed."""
+        cdef int64_t messages = self._walk_mpub(head)
+        cdef Py_ssize_t end = self._walked
+        cdef const char* at
+        cdef int64_t number
+        cdef uint32_t length
+        cdef PublishEntry* entry
+        if messages == 0:
+            return 0
+        self._choose_topic(run, CMD_MPUB, name, name_bytes)
+        if run.publish_commands == 0:
+            run.first_publish = CMD_MPUB
+            run.publishes.owner = self._source
+        at = self._at + head + 8
+        for number in range(messages):
+            length = _load_u32(at)
+            entry = run.publishes.add()
+            entry.body = at + 4
+            entry.body_bytes = length
+            entry.destination = <uint32_t>self._topic_index
+            if number == 0:
+                entry.command_entries = <uint32_t>messages
+            at += 4 + length
+        run.publishes.body_bytes += end - head - 8 - 4 * messages
+        run.publish_commands += 1
+        run.counts[CMD_MPUB] += 1
+        self._consume(end)
+        return 1
+
+    cdef int64_t _walk_mpub(self, Py_ssize_t head) except -1:
+        """Check the messages that are there, from where the last call stopped.
 
         As nsqd does, this goes by the inner lengths: the outer one is checked against its limits only, and tells how
-        much to expect. Returns 1 when the command was added, 0 when more bytes are needed.
+        much to expect. Returns how many messages the command has, 0 when more bytes are needed.
         """
         cdef const char* at = self._at
         cdef Py_ssize_t left = self._end - at
@@ -792,7 +822,6 @@ cdef class Reader(StreamInput):
         cdef Py_ssize_t limit = head + 4 + self.limits.max_body_bytes
         cdef int64_t max_message_bytes = self.limits.max_message_bytes
         cdef int64_t length, messages
-        cdef PublishEntry* entry
         if left < head + 4:
             self._wanted = head + 4
             return 0
@@ -833,30 +862,9 @@ cdef class Reader(StreamInput):
                 break
             walked += 4 + length
             done += 1
-        if done < messages:
-            self._walked = walked
-            self._walked_messages = done
-            return 0
-
-        self._choose_topic(run, CMD_MPUB, name, name_bytes)
-        if run.publish_commands == 0:
-            run.first_publish = CMD_MPUB
-            run.publishes.owner = self._source
-        at += head + 8
-        for done in range(messages):
-            length = <int32_t>_load_u32(at)
-            entry = run.publishes.add()
-            entry.body = at + 4
-            entry.body_bytes = <uint32_t>length
-            entry.destination = <uint32_t>self._topic_index
-            if done == 0:
-                entry.command_entries = <uint32_t>messages
-            at += 4 + length
-        run.publishes.body_bytes += walked - head - 8 - 4 * messages
-        run.publish_commands += 1
-        run.counts[CMD_MPUB] += 1
-        self._consume(walked)
-        return 1
+        self._walked = walked
+        self._walked_messages = done
+        return messages if done == messages else 0
 
     cdef int _add_settle(self, Intake run, int command, uint64_t message_id, int64_t delay_ms) except -1:
         cdef SettleEntry* entry = run.settles.add()
