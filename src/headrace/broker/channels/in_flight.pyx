@@ -12,6 +12,19 @@ Rejected: a binary heap over all in-flight messages as in nsqd (log n per delive
 from libc.stdlib cimport free, malloc, realloc
 
 
+cdef inline uint64_t _home(OffsetMap offsets, int64_t key) noexcept:
+    """Return the cell at which the search for a key begins."""
+    return (<uint64_t>key * <uint64_t>0x9E3779B97F4A7C15) >> offsets.shift
+
+
+cdef inline uint64_t _find_cell(OffsetMap offsets, int64_t key) noexcept:
+    """Return the cell that has a key, or the empty one in which it belongs."""
+    cdef uint64_t at = _home(offsets, key)
+    while offsets.cells[at].value >= 0 and offsets.cells[at].key != key:
+        at = (at + 1) & offsets.mask
+    return at
+
+
 cdef class OffsetMap:
     def __dealloc__(self):
         free(self.cells)
@@ -47,7 +60,7 @@ cdef class OffsetMap:
             cells >>= 1
         for i in range(old_cells):
             if old[i].value >= 0:
-                at = (<uint64_t>old[i].key * <uint64_t>0x9E3779B97F4A7C15) >> self.shift
+                at = _home(self, old[i].key)
                 while grown[at].value >= 0:
                     at = (at + 1) & self.mask
                 grown[at] = old[i]
@@ -59,9 +72,7 @@ cdef class OffsetMap:
         cdef uint64_t at
         if self.cells == NULL or <uint64_t>self.count * 2 > self.mask:
             self._grow()
-        at = (<uint64_t>key * <uint64_t>0x9E3779B97F4A7C15) >> self.shift
-        while self.cells[at].value >= 0 and self.cells[at].key != key:
-            at = (at + 1) & self.mask
+        at = _find_cell(self, key)
         if self.cells[at].value < 0:
             self.count += 1
         self.cells[at].key = key
@@ -69,23 +80,13 @@ cdef class OffsetMap:
         return 0
 
     cdef int64_t find(self, int64_t key) noexcept:
-        cdef uint64_t at
-        if self.count == 0:
-            return -1
-        at = (<uint64_t>key * <uint64_t>0x9E3779B97F4A7C15) >> self.shift
-        while self.cells[at].value >= 0:
-            if self.cells[at].key == key:
-                return self.cells[at].value
-            at = (at + 1) & self.mask
-        return -1
+        return -1 if self.count == 0 else self.cells[_find_cell(self, key)].value
 
     cdef bint discard(self, int64_t key) noexcept:
         cdef uint64_t at, hole, home
         if self.count == 0:
             return False
-        at = (<uint64_t>key * <uint64_t>0x9E3779B97F4A7C15) >> self.shift
-        while self.cells[at].value >= 0 and self.cells[at].key != key:
-            at = (at + 1) & self.mask
+        at = _find_cell(self, key)
         if self.cells[at].value < 0:
             return False
         self.count -= 1
@@ -94,7 +95,7 @@ cdef class OffsetMap:
             at = (at + 1) & self.mask
             if self.cells[at].value < 0:
                 break
-            home = (<uint64_t>self.cells[at].key * <uint64_t>0x9E3779B97F4A7C15) >> self.shift
+            home = _home(self, self.cells[at].key)
             if ((at - home) & self.mask) >= ((at - hole) & self.mask):      # the probe from home passes the hole
                 self.cells[hole] = self.cells[at]
                 hole = at
