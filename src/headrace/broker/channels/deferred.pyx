@@ -81,6 +81,10 @@ cdef class DeferredSet:
             self.ends[level] = 0
             self.next_start[level] = INT64_MAX
 
+    def _buckets(self):
+        """Return all buckets, also those whose entries are moving down."""
+        return [bucket for buckets in [level.values() for level in self.levels] + self.opening for bucket in buckets]
+
     def defer(self, int64_t now_ms, int64_t due_ms, uint64_t physical_offset, int attempts, uint64_t queue_offset,
               int queue_id):
         cdef MessageEntry entry
@@ -106,13 +110,12 @@ cdef class DeferredSet:
         cdef Bucket bucket
         cdef Chunk* chunk
         cdef int64_t total = self.heap_capacity * sizeof(MessageEntry)
-        for buckets in [level.values() for level in self.levels] + self.opening:
-            for bucket in buckets:
-                total += 150        # the object, its dict slot and its key
-                chunk = bucket.chunks
-                while chunk != NULL:
-                    total += sizeof(Chunk) + (chunk.capacity - 1) * sizeof(MessageEntry)
-                    chunk = chunk.next
+        for bucket in self._buckets():
+            total += 150        # the object, its dict slot and its key
+            chunk = bucket.chunks
+            while chunk != NULL:
+                total += sizeof(Chunk) + (chunk.capacity - 1) * sizeof(MessageEntry)
+                chunk = chunk.next
         return total
 
     # ---- in
@@ -317,16 +320,15 @@ cdef class DeferredSet:
         cdef Chunk* chunk
         cdef bytes block
         writer.put_entries(self.heap, self.heap_count)
-        for buckets in [level.values() for level in self.levels] + self.opening:
-            for bucket in buckets:
-                chunk = bucket.chunks
-                while chunk != NULL:
-                    writer.put_entries(chunk.entries, chunk.count)
-                    chunk = chunk.next
-                if bucket.spilled is not None:
-                    for block in bucket.spilled.peek_blocks():
-                        writer.put_entries(<MessageEntry*>PyBytes_AS_STRING(block),
-                                           len(block) // <Py_ssize_t>sizeof(MessageEntry))
+        for bucket in self._buckets():
+            chunk = bucket.chunks
+            while chunk != NULL:
+                writer.put_entries(chunk.entries, chunk.count)
+                chunk = chunk.next
+            if bucket.spilled is not None:
+                for block in bucket.spilled.peek_blocks():
+                    writer.put_entries(<MessageEntry*>PyBytes_AS_STRING(block),
+                                       len(block) // <Py_ssize_t>sizeof(MessageEntry))
         return 0
 
     cdef int64_t begin_save(self) except -1:
@@ -337,16 +339,14 @@ cdef class DeferredSet:
         twice.
         """
         cdef Bucket bucket
-        self.unsaved = []
+        self.unsaved = self._buckets()
         self.unsaved_heap = self.heap_count
         self.carried = StateWriter()
         self.saves += 1
-        for buckets in [level.values() for level in self.levels] + self.opening:
-            for bucket in buckets:
-                bucket.unsaved = True
-                bucket.save_at = bucket.chunks
-                bucket.save_blocks = None
-                self.unsaved.append(bucket)
+        for bucket in self.unsaved:
+            bucket.unsaved = True
+            bucket.save_at = bucket.chunks
+            bucket.save_blocks = None
         return self.saves
 
     cdef int end_save(self, int64_t number) except -1:
@@ -403,10 +403,9 @@ cdef class DeferredSet:
     cdef int clear(self) except -1:
         """Drop everything."""
         cdef Bucket bucket
-        for buckets in [level.values() for level in self.levels] + self.opening:
-            for bucket in buckets:
-                if bucket.spilled is not None:
-                    bucket.spilled.remove()
+        for bucket in self._buckets():
+            if bucket.spilled is not None:
+                bucket.spilled.remove()
         free(self.heap)
         self.heap = NULL
         self.heap_count = self.heap_capacity = 0
