@@ -69,6 +69,18 @@ def count_sound(const uint8_t[::1] raw not None, int64_t log_end, int64_t most_b
     return entries
 
 
+cdef inline void _load_entry(const uint8_t* at, QueueEntry* into) noexcept:
+    into.physical_offset = load_i64(at)
+    into.record_bytes = load_i32(at + 8)
+    into.tag_hash = load_i64(at + 12)
+
+
+cdef inline void _store_entry(uint8_t* at, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash) noexcept:
+    store_i64(at, physical_offset)
+    store_u32(at + 8, <unsigned int>record_bytes)
+    store_i64(at + 12, tag_hash)
+
+
 cdef class QueueBase:
     cdef int push(self, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash) except -1:
         raise NotImplementedError
@@ -214,6 +226,9 @@ cdef class ConsumeQueue(QueueBase):
     def __dealloc__(self):
         free(self.tail)
 
+    def _path_of(self, int64_t first_byte):
+        return f"{self.directory}/{first_byte:020d}"
+
     cdef int _reserve(self, Py_ssize_t entries) except -1:
         cdef Py_ssize_t capacity = self.tail_capacity if self.tail_capacity else FIRST_CAPACITY
         cdef uint8_t* grown
@@ -235,9 +250,7 @@ cdef class ConsumeQueue(QueueBase):
         if held == self.tail_capacity:
             self._reserve(held + 1)
         at = self.tail + held * ENTRY_BYTES
-        store_i64(at, physical_offset)
-        store_u32(at + 8, <unsigned int>record_bytes)
-        store_i64(at + 12, tag_hash)
+        _store_entry(at, physical_offset, record_bytes, tag_hash)
         if record_bytes != FILLER_BYTES:
             self.last_end = physical_offset + record_bytes
         else:
@@ -260,9 +273,7 @@ cdef class ConsumeQueue(QueueBase):
             return self._read_files(from_offset, into, min(<int64_t>n, self.tail_offset - from_offset))
         at = self.tail + (from_offset - self.tail_offset) * ENTRY_BYTES
         for i in range(n):
-            into[i].physical_offset = load_i64(at)
-            into[i].record_bytes = load_i32(at + 8)
-            into[i].tag_hash = load_i64(at + 12)
+            _load_entry(at, &into[i])
             at += ENTRY_BYTES
         return n
 
@@ -297,7 +308,7 @@ cdef class ConsumeQueue(QueueBase):
         try:
             raw = os.pread(fd, size, first_byte - file_start)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, f"{self.directory}/{file_start:020d}") from error
+            raise OSError(error.errno, error.strerror, self._path_of(file_start)) from error
         return raw if len(raw) == size else raw + bytes(size - len(raw))
 
     cdef Py_ssize_t _read_files(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
@@ -320,9 +331,7 @@ cdef class ConsumeQueue(QueueBase):
         at = <const uint8_t*>raw + skipped * ENTRY_BYTES
         n = min(most, len(raw) // ENTRY_BYTES - skipped)
         for i in range(n):
-            into[i].physical_offset = load_i64(at)
-            into[i].record_bytes = load_i32(at + 8)
-            into[i].tag_hash = load_i64(at + 12)
+            _load_entry(at, &into[i])
             if into[i].record_bytes <= 0:
                 # An entry that the files should have and do not: readers skip it like any hole.
                 into[i].record_bytes = FILLER_BYTES
@@ -387,11 +396,11 @@ cdef class ConsumeQueue(QueueBase):
             wrote = pwrite(fd, self.tail + (self.written_offset - self.tail_offset) * ENTRY_BYTES, size,
                            first_byte - file_start)
             if wrote < 0:
-                raise OSError(c_errno, os.strerror(c_errno), f"{self.directory}/{file_start:020d}")
+                raise OSError(c_errno, os.strerror(c_errno), self._path_of(file_start))
             self.dirty_files.add(file_start)
             self.written_offset += wrote // ENTRY_BYTES
             if wrote != size and wrote < ENTRY_BYTES:
-                raise OSError(28, os.strerror(28), f"{self.directory}/{file_start:020d}")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path_of(file_start))
         # Drop what readers no longer need from memory; a queue at rest keeps nothing.
         held = self.next_offset - self.tail_offset
         keep = 0 if total == 0 else min(<int64_t>KEEP, held)
@@ -408,7 +417,7 @@ cdef class ConsumeQueue(QueueBase):
 
     def sync(self):
         for file_start in list(self.dirty_files):
-            path = f"{self.directory}/{file_start:020d}"
+            path = self._path_of(file_start)
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -576,9 +585,7 @@ cdef class ConsumeQueue(QueueBase):
             compared.raw = self._read_file_bytes(queue_offset, READ_ENTRIES)
             self.read_offset = queue_offset
             at = 0
-        store_i64(entry, physical_offset)
-        store_u32(entry + 8, <unsigned int>record_bytes)
-        store_i64(entry + 12, tag_hash)
+        _store_entry(entry, physical_offset, record_bytes, tag_hash)
         if memcmp(<const uint8_t*>compared.raw + at, entry, ENTRY_BYTES) == 0:
             return False
         self._rewrite(queue_offset, entry[:ENTRY_BYTES])
@@ -642,7 +649,7 @@ cdef class ConsumeQueue(QueueBase):
     def _overwrite(self, int64_t queue_offset, bytes entry):
         cdef int64_t first_byte = queue_offset * ENTRY_BYTES
         cdef int64_t file_start = first_byte // self.files.file_bytes * self.files.file_bytes
-        with naming(f"{self.directory}/{file_start:020d}"):
+        with naming(self._path_of(file_start)):
             os.pwrite(self.files.descriptor(self.directory, file_start, True), entry, first_byte - file_start)
         self.dirty_files.add(file_start)
 
@@ -713,7 +720,7 @@ cdef class ConsumeQueue(QueueBase):
             return
         self.files.forget(self.directory)
         while file_start < self.next_offset * ENTRY_BYTES:
-            path = f"{self.directory}/{file_start:020d}"
+            path = self._path_of(file_start)
             with suppress(FileNotFoundError):
                 if file_start < end_byte or file_start <= self.first_offset * ENTRY_BYTES:
                     os.truncate(path, end_byte - file_start)
