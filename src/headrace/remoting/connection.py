@@ -155,18 +155,10 @@ class RemotingConnection(RequestConnection):
         while not self.cause:
             try:
                 command = reader.next_command(intake)
-            except UnheldFrameError as error:
-                self._write_together()
-                append_sends(self)
-                self._refuse_unheld(error)
-                break
             except ProtocolError as error:
                 self._write_together()
                 append_sends(self)
-                server.counters.bad_frames += 1
-                server.refusal_log.note(self.remote_address, error)
-                if not self.cause:
-                    self.leave("bad frame")
+                self._refuse_frame(error)
                 break
             if self._unwritten and (intake.sends or command is None or command.code not in GATHERED):
                 self._write_together()
@@ -356,9 +348,14 @@ class RemotingConnection(RequestConnection):
         count_code(counts, code)
         self.answer(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
 
-    def _refuse_unheld(self, error: UnheldFrameError) -> None:
-        """Answer a request for whose frame there is no memory, and close: the rest of it cannot be passed over."""
+    def _refuse_frame(self, error: ProtocolError) -> None:
+        """Close behind a frame that is malformed, or that there is no memory for: the rest cannot be passed over."""
         server = self.server
+        if not isinstance(error, UnheldFrameError):
+            server.counters.bad_frames += 1
+            server.refusal_log.note(self.remote_address, error)
+            self.leave("bad frame")
+            return
         server.refusal_log.note_no_memory(self.remote_address, str(error))
         command = error.command
         if command is not None and not command.is_response and not self.cause:
