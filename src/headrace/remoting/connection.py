@@ -41,11 +41,14 @@ if TYPE_CHECKING:
     from headrace.broker.access import User
     from headrace.remoting.guard import Need
     from headrace.remoting.handlers.pull import ServedPull
-    from headrace.remoting.reply import Parts
+    from headrace.remoting.reply import Parts, WaitSaved
     from headrace.remoting.sending.late_answers import WaitingAnswer
     from headrace.remoting.server import RemotingServer
 
 logger = logging.getLogger(__name__)
+
+Answers = list[tuple[Command | PullRequest, Reply]]
+"""Requests and their responses."""
 
 SENDS: Final = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE))
 _GATHER_BYTES: Final = 256 << 10
@@ -309,7 +312,7 @@ class RemotingConnection(RequestConnection):
             for command, _ in unwritten:
                 self.answer(command, self._reply_to(error, command.code))
             return
-        waiting: dict[int, list[tuple[Command, Reply]]] = {}
+        waiting: dict[int, Answers] = {}
         for command, finish in unwritten:
             try:
                 reply = finish()
@@ -321,21 +324,6 @@ class RemotingConnection(RequestConnection):
                 self.answer(command, reply)
         for wait_offset, answers in waiting.items():
             self._answer_when_durable(wait_offset, answers)
-
-    def _answer_when_durable(self, wait_offset: int, answers: list[tuple[Command, Reply]]) -> None:
-        """Answer requests with success when what they wrote is on the disk."""
-
-        def opened(error: StoreError | None) -> None:
-            self._owed -= 1
-            for command, reply in answers:
-                if error is None:
-                    self._send_reply(command.serialize, command.opaque, reply)
-                else:
-                    self._refuse_late(command.serialize, command.opaque, str(error))
-            self._finish()
-
-        self._owed += 1
-        self.services.broker.gate.wait(wait_offset, opened)
 
     def _refuse_unknown(self, command: Command) -> None:
         """Answer a request code that Headrace does not have (remoting.md 1.7)."""
@@ -383,40 +371,53 @@ class RemotingConnection(RequestConnection):
                 self.note_untold(command.code, refused, reply.remark)
         if command.is_oneway:
             return
-        if not reply.wait_offset and reply.wait_saved is None:
+        if reply.wait_saved is not None:
+            self._answer_when_saved(command, reply, reply.wait_saved)
+        elif not reply.wait_offset:
             self._send_reply(command.serialize, command.opaque, reply)
-            return
-        serialize, opaque = command.serialize, command.opaque
-        if reply.may_be_late and reply.wait_saved is None:
-            refuse_late = partial(self._refuse_late, serialize, opaque)
-            self.send_when_durable(reply.wait_offset, reply.encode(serialize, opaque), refuse_late)
-            return
+        elif reply.may_be_late:
+            refuse_late = partial(self._refuse_late, command.serialize, command.opaque)
+            self.send_when_durable(reply.wait_offset, reply.encode(command.serialize, command.opaque), refuse_late)
+        else:
+            self._answer_when_durable(reply.wait_offset, [(command, reply)])
 
-        def end(refusal: str = "") -> None:
-            self._owed -= 1
-            if refusal:
-                self._refuse_late(serialize, opaque, refusal)
-            else:
-                self._send_reply(serialize, opaque, reply)
-            self._finish()
-
-        def saved(error: OSError | None) -> None:
-            if error is None:
-                end()
-            else:
-                reason = error.strerror or error
-                end(f"cannot write to the disk: {reason}; the change counts, its write is tried again")
+    def _answer_when_durable(self, wait_offset: int, answers: Answers) -> None:
+        """Answer requests when what they wrote is on the disk."""
 
         def opened(error: StoreError | None) -> None:
+            for command, reply in answers:
+                self._end_wait(command, reply, "" if error is None else str(error))
+
+        self._owed += len(answers)
+        self.services.broker.gate.wait(wait_offset, opened)
+
+    def _answer_when_saved(self, command: Command | PullRequest, reply: Reply, wait_saved: WaitSaved) -> None:
+        """Answer a request when what it wrote is on the disk, and behind that the file that its response promises."""
+
+        def saved(error: OSError | None) -> None:
+            refusal = ""
             if error is not None:
-                end(str(error))
-            elif reply.wait_saved is not None:
-                reply.wait_saved(saved)
+                reason = error.strerror or error
+                refusal = f"cannot write to the disk: {reason}; the change counts, its write is tried again"
+            self._end_wait(command, reply, refusal)
+
+        def opened(error: StoreError | None) -> None:
+            if error is None:
+                wait_saved(saved)
             else:
-                end()
+                self._end_wait(command, reply, str(error))
 
         self._owed += 1
         self.services.broker.gate.wait(reply.wait_offset, opened)
+
+    def _end_wait(self, command: Command | PullRequest, reply: Reply, refusal: str) -> None:
+        """Answer a request that waited; ``refusal`` says why what it waited for will not be, empty where it is."""
+        self._owed -= 1
+        if refusal:
+            self._refuse_late(command.serialize, command.opaque, refusal)
+        else:
+            self._send_reply(command.serialize, command.opaque, reply)
+        self._finish()
 
     def _refuse_late(self, serialize: int, opaque: int, text: str) -> None:
         """Answer a request whose change could not be made lasting."""

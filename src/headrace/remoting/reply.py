@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import (
     AccessDeniedError,
@@ -37,7 +37,13 @@ from headrace.errors import (
 from headrace.remoting.codec import encode_response
 from headrace.remoting.codes import ResponseCode
 
+if TYPE_CHECKING:
+    from headrace.broker.config_file import Saved
+
 logger = logging.getLogger(__name__)
+
+WaitSaved = Callable[["Saved"], None]
+"""Calls back when a file is written, or could not be."""
 
 LONGEST_REMARK: Final = 1024
 """Characters of a remark; it may repeat what a request said, which may be as long as a frame."""
@@ -52,8 +58,8 @@ class Reply:
     ext: dict[str, str] | None = None
     body: bytes | None = None
     wait_offset: int = 0
-    wait_saved: Callable[[Callable[[OSError | None], None]], None] | None = None
-    """What calls back when a file that the response promises is written."""
+    wait_saved: WaitSaved | None = None
+    """It waits for a file that the response promises."""
     may_be_late: bool = False
     """It answers a send: it leaves after ``remoting.flush_timeout_ms`` at the latest, as FLUSH_DISK_TIMEOUT, unless it
     waits for a file besides."""
