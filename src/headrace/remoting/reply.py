@@ -78,6 +78,11 @@ class Reply:
             return encode_response(serialize, opaque, int(ResponseCode.SYSTEM_ERROR), str(error))
 
 
+def saved_in_turn(first: WaitSaved, then: WaitSaved) -> WaitSaved:
+    """Return what calls back when ``then`` does, which begins when ``first`` has; an error of ``first`` is the end."""
+    return lambda saved: first(lambda error: saved(error) if error else then(saved))
+
+
 Parts = Generator[None, None, Reply]
 """Each ``yield`` ends a turn of the loop; returns the answer."""
 

@@ -20,13 +20,12 @@ from headrace.format.names import RETRY_PREFIX
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reading.subscriptions import filter_of
-from headrace.remoting.reply import Reply, RequestRefusedError, refuse
+from headrace.remoting.reply import Reply, RequestRefusedError, refuse, saved_in_turn
 from headrace.remoting.services import retry_rules
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from headrace.broker.config_file import Saved
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
     from headrace.remoting.reply import Parts
@@ -89,20 +88,10 @@ def heart_beat(peer: Peer, command: Command) -> Parts:
     if kept:
         reply.code, reply.untold = 0, reply.code
     if made or services.groups.version != version:
-        reply.wait_saved = partial(_when_made, services, made)
+        # New groups are on disk (A-BROKER-27), and their retry topics in their file and registered.
+        when_saved = services.groups.when_saved
+        reply.wait_saved = saved_in_turn(when_saved, partial(services.when_known, made)) if made else when_saved
     return reply
-
-
-def _when_made(services: Services, topics: Sequence[str], saved: Saved) -> None:
-    """Call ``saved`` when new groups are on disk (A-BROKER-27), and their retry topics in their file and registered."""
-
-    def groups_saved(error: OSError | None) -> None:
-        if error is not None or not topics:
-            saved(error)
-        else:
-            services.when_known(topics, saved)
-
-    services.groups.when_saved(groups_saved)
 
 
 def admit_groups(

@@ -22,10 +22,9 @@ from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers.offsets import first_stored_ms, last_stored_ms
 from headrace.remoting.handlers.topics import find_nameable_topic
 from headrace.remoting.long_answers import encode_in_turns
-from headrace.remoting.reply import Reply, RequestRefusedError
+from headrace.remoting.reply import Reply, RequestRefusedError, saved_in_turn
 
 if TYPE_CHECKING:
-    from headrace.broker.config_file import Saved
     from headrace.broker.consumers.groups import GroupTable
     from headrace.broker.topic import Topic
     from headrace.remoting.codec import Command
@@ -86,11 +85,8 @@ def delete_group(peer: Peer, command: Command) -> Reply:
     offsets = fields.flag(ext, "removeOffset") or fields.flag(ext, "cleanOffset")
     services.group_services.forget_group(name, offsets=offsets)
     services.messages.letters.forget_group(name)
-
-    def when_saved(saved: Saved) -> None:
-        services.groups.when_saved(lambda error: saved(error) if error else services.offsets.when_saved(saved))
-
-    return Reply(wait_saved=when_saved if offsets else services.groups.when_saved)
+    when_saved = services.groups.when_saved
+    return Reply(wait_saved=saved_in_turn(when_saved, services.offsets.when_saved) if offsets else when_saved)
 
 
 def get_consumer_connections(peer: Peer, command: Command) -> Reply:

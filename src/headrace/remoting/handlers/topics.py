@@ -6,6 +6,7 @@ Ref: remoting.md 4.7.1.
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.broker.topic import PERM_INHERIT, PERM_READ, PERM_WRITE, Topic, TopicConfig
@@ -17,10 +18,9 @@ from headrace.remoting.handlers.offsets import find_queue, last_stored_ms
 from headrace.remoting.long_answers import encode_in_turns
 from headrace.remoting.names import is_valid_topic, require_topic
 from headrace.remoting.reading.subscriptions import filter_of
-from headrace.remoting.reply import Reply, RequestRefusedError
+from headrace.remoting.reply import Reply, RequestRefusedError, saved_in_turn
 
 if TYPE_CHECKING:
-    from headrace.broker.config_file import Saved
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
@@ -93,14 +93,9 @@ def update_topic(peer: Peer, command: Command) -> Reply:
         filter_type=filter_type,
     )
     wait = services.broker.configure_topic(name, config)
-
-    def when_told(told: Saved) -> None:
-        """Tools and people look at the file and ask for the route next (A-BROKER-18, A-BROKER-21)."""
-        services.group_services.topics_file.when_saved(
-            lambda error: told(error) if error else services.when_registered([name], told)
-        )
-
-    return Reply(wait_offset=wait, wait_saved=when_told)
+    # Tools and people look at the file and ask for the route next (A-BROKER-18, A-BROKER-21).
+    told = partial(services.when_registered, [name])
+    return Reply(wait_offset=wait, wait_saved=saved_in_turn(services.group_services.topics_file.when_saved, told))
 
 
 def delete_topic(peer: Peer, command: Command) -> Reply:
@@ -112,12 +107,7 @@ def delete_topic(peer: Peer, command: Command) -> Reply:
         return Reply()
     find_nameable_topic(services, name)
     wait = services.broker.delete_topic(name)
-
-    def when_saved(saved: Saved) -> None:
-        services.group_services.topics_file.when_saved(
-            lambda error: saved(error) if error else services.offsets.when_saved(saved)
-        )
-
+    when_saved = saved_in_turn(services.group_services.topics_file.when_saved, services.offsets.when_saved)
     return Reply(wait_offset=wait, wait_saved=when_saved)
 
 
