@@ -51,15 +51,25 @@ def find_nameable_topic(services: Services, name: str) -> Topic:
 def update_topic(peer: Peer, command: Command) -> Reply:
     """Make or configure a topic (17)."""
     services = peer.services
-    ext = command.ext
-    name = fields.text(ext, "topic")
+    name = fields.text(command.ext, "topic")
     require_topic(name)
     known = services.broker.topics.get(name)
     if (known is not None and known.is_system) or name.startswith(SYSTEM_TOPIC_PREFIX):
         raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR, f"the topic[{name}] is conflict with system reserved words."
         )
-    most = services.settings.max_topic_queues
+    wait = services.broker.configure_topic(name, _read_config(command.ext, services.settings.max_topic_queues))
+    # Tools and people look at the file and ask for the route next (A-BROKER-18, A-BROKER-21).
+    told = partial(services.when_registered, [name])
+    return Reply(wait_offset=wait, wait_saved=saved_in_turn(services.group_services.topics_file.when_saved, told))
+
+
+def _read_config(ext: dict[str, str], most: int) -> TopicConfig:
+    """Return the configuration that a request gives a topic; ``most`` are the queues it may have.
+
+    Raises:
+        RequestRefusedError: a field is missing, malformed or out of range; the remark names it.
+    """
     counts = {}
     for field in ("readQueueNums", "writeQueueNums"):
         counts[field] = fields.number(ext, field, most=fields.MAX_I32)
@@ -84,7 +94,7 @@ def update_topic(peer: Peer, command: Command) -> Reply:
             ResponseCode.SYSTEM_ERROR,
             f"<topicFilterType> = {filter_type[:40]!r} is not accepted: {' or '.join(FILTER_TYPES)}",
         )
-    config = TopicConfig(
+    return TopicConfig(
         read_queues=counts["readQueueNums"],
         write_queues=counts["writeQueueNums"],
         perm=perm,
@@ -92,10 +102,6 @@ def update_topic(peer: Peer, command: Command) -> Reply:
         order=fields.flag(ext, "order"),
         filter_type=filter_type,
     )
-    wait = services.broker.configure_topic(name, config)
-    # Tools and people look at the file and ask for the route next (A-BROKER-18, A-BROKER-21).
-    told = partial(services.when_registered, [name])
-    return Reply(wait_offset=wait, wait_saved=saved_in_turn(services.group_services.topics_file.when_saved, told))
 
 
 def delete_topic(peer: Peer, command: Command) -> Reply:
