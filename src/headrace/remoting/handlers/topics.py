@@ -16,7 +16,7 @@ from headrace.remoting.checks import nameable_topic
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.handlers.offsets import find_queue, last_stored_ms
 from headrace.remoting.long_answers import encode_in_turns
-from headrace.remoting.names import is_valid_topic, require_topic
+from headrace.remoting.names import require_topic
 from headrace.remoting.reading.subscriptions import filter_of
 from headrace.remoting.reply import Reply, RequestRefusedError, saved_in_turn
 
@@ -29,11 +29,6 @@ PERM_PRIORITY: Final = 8
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 _PERM_BITS: Final = PERM_READ | PERM_WRITE | PERM_INHERIT | PERM_PRIORITY
 _MAX_ENTRIES: Final = 1_000
-
-
-def visible_topics(services: Services) -> list[Topic]:
-    """Return the topics that clients of this protocol can name."""
-    return [topic for topic in services.broker.topics.values() if not topic.ephemeral and is_valid_topic(topic.name)]
 
 
 def find_nameable_topic(services: Services, name: str) -> Topic:
@@ -162,7 +157,8 @@ def get_consumers_of_topic(peer: Peer, command: Command) -> Reply:
 
 def get_system_topics(peer: Peer, command: Command) -> Reply:
     """Return the topics that every broker has (305)."""
-    names = [topic.name for topic in visible_topics(peer.services) if topic.is_system]
+    topics = peer.services.broker.topics.values()
+    names = [topic.name for topic in topics if topic.is_system and nameable_topic(peer.services, topic.name)]
     return Reply(body=bodies.encode({"topicList": names}))
 
 
