@@ -116,8 +116,7 @@ def decode_registration(
     else:
         decoded = _decode_json(body, _Body)
         wrapper = decoded.topicConfigSerializeWrapper or _NO_WRAPPER
-        given = _decode_filter_servers(bytes(decoded.filterServerList))
-        filters = _require_filter_servers(tuple(given)) if given is not None else None
+        filters = _decode_filter_servers(bytes(decoded.filterServerList))
     found = wrapper.dataVersion or _Version()
     topics = bytes(wrapper.topicConfigTable)
     return RegistrationBody(
@@ -207,14 +206,6 @@ def _require_topic_name(name: str) -> None:
         raise _malformed(f"the topic {name[:32]!r}... has {len(name)} characters, at most {LONGEST_NAME} are accepted")
 
 
-def _require_filter_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
-    if len(servers) > MAX_FILTER_SERVERS or any(len(server) > LONGEST_NAME for server in servers):
-        raise _malformed(
-            f"filterServerList has more than {MAX_FILTER_SERVERS} servers or one above {LONGEST_NAME} characters"
-        )
-    return servers
-
-
 def _inflate(body: bytes, max_bytes: int) -> bytes:
     inflater = zlib.decompressobj()
     try:
@@ -230,7 +221,7 @@ def _inflate(body: bytes, max_bytes: int) -> bytes:
     return plain
 
 
-def _decode_compressed(plain: bytes, max_topics: int = MAX_I32) -> RegistrationBody:
+def _decode_compressed(plain: bytes, max_topics: int) -> RegistrationBody:
     """Layout: i32 + DataVersion | i32 count, i32 + topic each | i32 + filter servers | from 5.x on more, unread."""
     version, at = _take(plain, 0)
     if at + 4 > len(plain):
@@ -244,17 +235,22 @@ def _decode_compressed(plain: bytes, max_topics: int = MAX_I32) -> RegistrationB
         name, data = _decode_topic_text(text)
         topics[name] = data
     filters, at = _take(plain, at)
-    servers = _decode_filter_servers(filters) or []
-    return RegistrationBody(decode_version(version), lambda: topics, _require_filter_servers(tuple(servers)))
+    servers = _decode_filter_servers(filters) or ()
+    return RegistrationBody(decode_version(version), lambda: topics, servers)
 
 
-def _decode_filter_servers(text: bytes) -> list[str] | None:
+def _decode_filter_servers(text: bytes) -> tuple[str, ...] | None:
     if len(text) > MAX_SLOW_BYTES:
         raise _malformed(f"filterServerList has {len(text)} bytes, at most {MAX_SLOW_BYTES} are read")
     try:
-        return msgspec.json.decode(text, type=list[str] | None)
+        servers = msgspec.json.decode(text, type=tuple[str, ...] | None)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(f"filterServerList: {error}") from error
+    if servers and (len(servers) > MAX_FILTER_SERVERS or any(len(server) > LONGEST_NAME for server in servers)):
+        raise _malformed(
+            f"filterServerList has more than {MAX_FILTER_SERVERS} servers or one above {LONGEST_NAME} characters"
+        )
+    return servers
 
 
 def _take(plain: bytes, at: int) -> tuple[bytes, int]:
@@ -272,18 +268,18 @@ def _decode_topic_text(text: bytes) -> tuple[str, TopicData]:
     parts = text.decode("utf-8", "replace").split(" ")
     if len(parts) < _TOPIC_PARTS:
         raise _malformed(f"a topic has {len(parts)} parts instead of {_TOPIC_PARTS}")
-    read, write, perm = (_number(part, "topic") for part in parts[1:4])
+    read, write, perm = (_number_of_topic(part) for part in parts[1:4])
     _require_topic_name(parts[0])
     return parts[0], TopicData(read, write, perm)
 
 
-def _number(value: object, name: str) -> int:
+def _number_of_topic(text: str) -> int:
     try:
-        number = int(str(value)) if len(str(value)) <= 10 else -1
+        number = int(text) if len(text) <= 10 else -1
     except ValueError:
         number = -1
     if not 0 <= number <= MAX_I32:
-        raise _malformed(f"{name} is no number from 0 to {MAX_I32}: {str(value)[:32]!r}")
+        raise _malformed(f"topic is no number from 0 to {MAX_I32}: {text[:32]!r}")
     return number
 
 
