@@ -104,6 +104,11 @@ class RecordingPeer:
     def require(self, user: User, need: Need, code: int) -> None:
         user.require(need.action, topic=need.topic, group=need.group)
 
+    def reply_to(self, error: Exception, code: int) -> Reply:
+        if isinstance(error, RequestError | StoreError):
+            return refuse(error)
+        raise error
+
     def answer(self, command: Command, reply: Reply) -> None:
         self.answers.append(reply)
 

@@ -27,6 +27,7 @@ from headrace.remoting.codes import NOT_SERVED, RequestCode, ResponseCode
 from headrace.remoting.handlers.pull import pull
 from headrace.remoting.handlers.table import GATHERED, HANDLERS
 from headrace.remoting.large_requests import is_large
+from headrace.remoting.long_answers import take_part
 from headrace.remoting.reading.known_pulls import LARGE_ANSWER_BYTES, PullReads
 from headrace.remoting.reading.reader_stream import ReaderStream
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
@@ -260,25 +261,20 @@ class RemotingConnection(RequestConnection):
             if reply is not None and not isinstance(reply, Reply):
                 return self._do_part(command, reply)
         except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
-            reply = self._reply_to(error, code)
+            reply = self.reply_to(error, code)
         if reply is not None:
             self.answer(command, reply)
         return None
 
     def _do_part(self, command: Command, parts: Parts) -> Parts | None:
         """Do the next part of a request, and answer it if that was the last; return what is left."""
-        try:
-            next(parts)
-        except StopIteration as end:
-            reply: Reply = end.value
-        except Exception as error:  # noqa: BLE001  # as above
-            reply = self._reply_to(error, command.code)
-        else:
+        reply = take_part(self, command, parts)
+        if reply is None:
             return parts
         self.answer(command, reply)
         return None
 
-    def _reply_to(self, error: Exception, code: int) -> Reply:
+    def reply_to(self, error: Exception, code: int) -> Reply:
         """Return the response to a request that was refused, or failed by a bug; from where the error is handled."""
         if isinstance(error, RequestError | StoreError):
             return refuse(error)
@@ -310,14 +306,14 @@ class RemotingConnection(RequestConnection):
             gathering.publish()
         except Exception as error:  # noqa: BLE001  # as above
             for command, _ in unwritten:
-                self.answer(command, self._reply_to(error, command.code))
+                self.answer(command, self.reply_to(error, command.code))
             return
         waiting: dict[int, Answers] = {}
         for command, finish in unwritten:
             try:
                 reply = finish()
             except Exception as error:  # noqa: BLE001  # as above
-                reply = self._reply_to(error, command.code)
+                reply = self.reply_to(error, command.code)
             if reply.wait_offset and not command.is_oneway:
                 waiting.setdefault(reply.wait_offset, []).append((command, reply))
             else:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.errors import RequestError, StoreError
 from headrace.format import fastjson
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import INTERNAL_ERROR, Parts, Reply, refuse
+from headrace.remoting.reply import Parts, Reply
 
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
-
-logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE: Final = 4
 """Answers that are gathered at a time, each of up to some megabytes; more wait, and clients take turns."""
@@ -41,6 +37,18 @@ def encode_in_turns(rows: Iterable[tuple[str, Any]]) -> Generator[None, None, by
     return b"{" + b",".join(written) + b"}"
 
 
+def take_part(peer: Peer, command: Command, parts: Parts) -> Reply | None:
+    """Do one part of a request; return the answer if that was the last."""
+    try:
+        next(parts)
+    except StopIteration as end:
+        reply: Reply = end.value
+        return reply
+    except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
+        return peer.reply_to(error, command.code)
+    return None
+
+
 class LongAnswers:
     """Those of one broker."""
 
@@ -57,7 +65,7 @@ class LongAnswers:
         What ends with its first part is answered at once, whoever waits: it is not long. Between two parts anything may
         have changed: topics and groups may be gone.
         """
-        reply = self._take_part(peer, command, parts)
+        reply = take_part(peer, command, parts)
         if reply is not None:
             peer.answer(command, reply)
             return
@@ -81,27 +89,12 @@ class LongAnswers:
             parts.close()
             self._take_next()
             return
-        reply = self._take_part(peer, command, parts)
+        reply = take_part(peer, command, parts)
         if reply is None:
             self._notify(lambda: self._go_on(peer, command, parts))
             return
         self._take_next()
         peer.answer(command, reply)
-
-    @staticmethod
-    def _take_part(peer: Peer, command: Command, parts: Parts) -> Reply | None:
-        """Gather one part; return the answer if that was the last."""
-        try:
-            next(parts)
-        except StopIteration as end:
-            reply: Reply = end.value
-            return reply
-        except (RequestError, StoreError) as error:
-            return refuse(error)
-        except Exception:  # the outermost line of a request that goes on by itself
-            logger.exception("long answer failed by a bug client=%s code=%d", peer.remote_address, command.code)
-            return Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
-        return None
 
     def _take_next(self) -> None:
         """Have the next that waits take the place of one that is over."""

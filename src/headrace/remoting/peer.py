@@ -33,6 +33,9 @@ class Peer(Protocol):
             AccessDeniedError: the sender has it not; that was counted and logged.
         """
 
+    def reply_to(self, error: Exception, code: int) -> Reply:
+        """Return the response to a request that was refused, or failed by a bug; from where the error is handled."""
+
     def answer(self, command: Command, reply: Reply) -> None:
         """Send the response to a request whose handler returned None."""
 

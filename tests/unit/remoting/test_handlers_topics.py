@@ -9,6 +9,7 @@ import pytest
 
 from headrace.errors import UnreadableError
 from headrace.format.fastjson import ObjectKey
+from headrace.remoting.codec import encode_request
 from headrace.remoting.handlers import groups
 from headrace.remoting.topics import system_topics
 from headrace.settings import RemotingSettings
@@ -273,6 +274,19 @@ def test_how_far_a_group_is_behind_is_told_while_messages_cannot_be_read(
     refused = peer.ask(208, {"consumerGroup": "G1"})
     assert (refused.code, refused.remark.startswith("cannot read commitlog/0: ")) == (14, True)
     assert "failed by a bug" not in caplog.text
+
+
+def test_a_bug_in_a_long_answer_is_counted(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/metrics.md: headrace_remoting_internal_errors_total has every request that failed by a bug of ours."""
+
+    def fail(topic: object) -> None:
+        raise KeyError("secret detail")
+
+    link = rig.link()
+    monkeypatch.setattr("headrace.remoting.bodies.topic_fields", fail)
+    answer = link.ask(encode_request(0, 21, 1))[1]
+    assert (answer.code, answer.remark) == (1, "internal error")
+    assert link.server.counters.internal_errors == 1
 
 
 def test_statistics_of_all_groups_have_those_with_rows_of_the_queues_they_read(rig: RemotingRig) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.broker.access import Patterns, User
-from headrace.remoting.codec import decode_messages
+from headrace.remoting.codec import decode_messages, encode_request
 from headrace.remoting.reading import single_records
 from headrace.remoting.reply import Reply
 from headrace.store import log_ranges
@@ -146,6 +146,22 @@ def test_what_is_in_memory_is_what_the_kernel_says(rig: RemotingRig, monkeypatch
     assert cold == log_ranges.ColdRecord(segment, offset)
     cold.read_in()
     assert log_ranges.find_cold(log, offset) is None
+
+
+def test_a_bug_behind_the_disk_is_counted(rig: RemotingRig, later: Later, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/metrics.md: headrace_remoting_internal_errors_total has every request that failed by a bug of ours."""
+    at = publish(rig, b"x")
+    link = rig.link()
+    assert not link.ask(encode_request(0, 33, 1, ext={"offset": str(at)}))
+
+    def fail(services: object, physical_offset: int) -> None:
+        raise KeyError("secret detail")
+
+    monkeypatch.setattr("headrace.remoting.handlers.messages.find_visible", fail)
+    run_next(later)
+    (answer,) = link.taken()
+    assert (answer.code, answer.remark) == (1, "internal error")
+    assert link.server.counters.internal_errors == 1
 
 
 @pytest.mark.parametrize("code", [33, 36])

@@ -15,21 +15,20 @@ Ref: remoting.md 3.10, 4.4.
 from __future__ import annotations
 
 import contextlib
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.broker.consumers.clients import MAX_WORD
 from headrace.broker.consumers.subscription import ALL, SQL92, TAG
 from headrace.broker.pull import PullResult, PullStatus, read_queue
-from headrace.errors import RequestError, StoreError
+from headrace.errors import RequestError
 from headrace.format.names import DECIDED_GROUP
 from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable
 from headrace.remoting.codec import encode_pull_response, pull_request
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.members import follows_resets
 from headrace.remoting.reading.subscriptions import EVERYTHING, MAX_EXPRESSION_CHARACTERS, MessageFilter, filter_of
-from headrace.remoting.reply import INTERNAL_ERROR, Reply, RequestRefusedError, refuse
+from headrace.remoting.reply import RequestRefusedError
 
 if TYPE_CHECKING:
     from headrace.broker.consumers.groups import SubscriptionGroup
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
     from headrace.store.consume_queue import QueueBase
-
-logger = logging.getLogger(__name__)
 
 _CODES: Final = {
     PullStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -251,14 +248,9 @@ def resume(held: ServedPull) -> None:
             _answer_without(connection, request, ResponseCode.PULL_RETRY_IMMEDIATELY, again)
             return
         serve(held)
-    except (RequestError, StoreError) as error:
+    except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
         held.is_over = True
-        connection.answer(request, refuse(error))
-    except Exception:
-        held.is_over = True
-        connection.server.counters.internal_errors += 1
-        logger.exception("held pull failed by a bug client=%s", connection.remote_address)
-        connection.answer(request, Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR))
+        connection.answer(request, connection.reply_to(error, request.code))
 
 
 def _answer_found(connection: RemotingConnection, request: PullRequest, result: PullResult) -> None:

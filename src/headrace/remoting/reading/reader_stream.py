@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.pull import PullResult, PullStatus, read_range
-from headrace.errors import RequestError, StoreError
 from headrace.remoting.codec import encode_records_response, encode_response_head
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import INTERNAL_ERROR, Reply, RequestRefusedError, refuse
+from headrace.remoting.reply import Reply, RequestRefusedError
 from headrace.store.log_ranges import LogRange, find_range, next_file
 
 if TYPE_CHECKING:
@@ -120,12 +119,8 @@ class ReaderStream:
                 self._read_log(read)
             else:
                 self._read_queue(read)
-        except (RequestError, StoreError) as error:
-            connection.answer(read.command, refuse(error))
-        except Exception:
-            connection.server.counters.internal_errors += 1
-            logger.exception("read failed by a bug client=%s", connection.remote_address)
-            connection.answer(read.command, Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR))
+        except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
+            connection.answer(read.command, connection.reply_to(error, read.command.code))
         self._have_next_turn()
 
     def _have_next_turn(self) -> None:

@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.copies import RecordCopy
-from headrace.errors import MessageNotFoundError, RequestError, StoreError
+from headrace.errors import MessageNotFoundError
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reply import INTERNAL_ERROR, Reply, RequestRefusedError, refuse
+from headrace.remoting.reply import Reply, RequestRefusedError
 from headrace.store.log_ranges import ColdRecord, find_cold
 
 if TYPE_CHECKING:
@@ -78,28 +78,20 @@ def answer_when_read(
 
     def go_on(done: Future[None]) -> None:
         readers.waiting_records -= 1
-        reply = _result_of(work, done)
+        try:
+            if not done.cancelled():
+                done.result()
+            reply = work()
+        except OSError as error:
+            logger.error("record not read error=%s", error)
+            reply = Reply(ResponseCode.SYSTEM_ERROR, f"the log cannot be read: {error}")
+        except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
+            reply = peer.reply_to(error, command.code)
         if reply is not None:
             peer.answer(command, reply)
 
     readers.submit(_read_in, cold).add_done_callback(lambda done: notify(lambda: go_on(done)))
     return None
-
-
-def _result_of(work: Callable[[], Reply | None], done: Future[None]) -> Reply | None:
-    """Return what a request that waited for the disk is answered with."""
-    try:
-        if not done.cancelled():
-            done.result()
-        return work()
-    except (RequestError, StoreError) as error:
-        return refuse(error)
-    except OSError as error:
-        logger.error("record not read error=%s", error)
-        return Reply(ResponseCode.SYSTEM_ERROR, f"the log cannot be read: {error}")
-    except Exception:
-        logger.exception("request that waited for the disk failed by a bug")
-        return Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
 
 
 def _read_in(cold: list[ColdRecord]) -> None:
