@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _CODES: Final = {
     PullStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
     PullStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    PullStatus.COLD: ResponseCode.PULL_RETRY_IMMEDIATELY,  # its client goes on waiting with another pull
     PullStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
     PullStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
     PullStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
@@ -170,7 +171,7 @@ def find_filter(services: Services, group: SubscriptionGroup, request: PullReque
         )
     if subscription.version < request.sub_version:
         if request.subscription:
-            return filter_of(request.expression_type or TAG, request.subscription or ALL)
+            return filter_of(request.expression_type or TAG, request.subscription)
         if subscription.kind != SQL92:
             return EVERYTHING
     return filter_of(subscription.kind, subscription.expression)
@@ -187,39 +188,41 @@ def serve(held: ServedPull) -> None:
     most, most_bytes = server.known_pulls.bounds_of(request)
     try:
         result = read_queue(held.queue, held.offset, most, most_bytes, held.wanted.codes, held.wanted.matcher, records)
-        status = result.status
-        if status is _FOUND:
+        if result.status is _FOUND:
             held.is_over = True
             _answer_found(connection, request, result)
             if held.wanted.matcher is None:
                 server.known_pulls.learn(request, connection.host, held.queue, held.wanted.codes)
             return
-        if status is PullStatus.COLD:
-            held.offset = result.next_offset
-            if server.hold_cold(held):
-                return
-            code = ResponseCode.PULL_RETRY_IMMEDIATELY  # its client goes on waiting with another pull
-        elif status in _EMPTY:
-            code = ResponseCode.PULL_OFFSET_MOVED if held.offset else ResponseCode.PULL_NOT_FOUND
-        elif (
-            status is PullStatus.OFFSET_TOO_SMALL
-            and held.offset >= 0
-            and connection.services.broker.is_whole(held.queue)
-        ):
-            code = ResponseCode.PULL_RETRY_IMMEDIATELY  # the topic was made again: nothing that was its own is missing
-        else:
-            code = _CODES[status]
-        waited = held.deadline_ms > 0
-        # Behind the last message: wait. Messages that came meanwhile and do not match are passed over silently.
-        at_end = code == ResponseCode.PULL_NOT_FOUND or (
-            waited and code == ResponseCode.PULL_RETRY_IMMEDIATELY and result.next_offset >= result.max_offset
-        )
-        if at_end and request.may_suspend and server.hold(held, result.next_offset):
-            return
-        held.is_over = True
-        _answer_without(connection, request, code, result)
     finally:
         records.clear()
+    if result.status is PullStatus.COLD:
+        held.offset = result.next_offset
+        if server.hold_cold(held):
+            return
+    code = _code_of(held, result.status)
+    waited = held.deadline_ms > 0
+    # Behind the last message: wait. Messages that came meanwhile and do not match are passed over silently.
+    at_end = code == ResponseCode.PULL_NOT_FOUND or (
+        waited and code == ResponseCode.PULL_RETRY_IMMEDIATELY and result.next_offset >= result.max_offset
+    )
+    if at_end and request.may_suspend and server.hold(held, result.next_offset):
+        return
+    held.is_over = True
+    _answer_without(connection, request, code, result)
+
+
+def _code_of(held: ServedPull, status: PullStatus) -> ResponseCode:
+    """Return what a pull is answered with that found nothing."""
+    if status in _EMPTY:
+        return ResponseCode.PULL_OFFSET_MOVED if held.offset else ResponseCode.PULL_NOT_FOUND
+    if (
+        status is PullStatus.OFFSET_TOO_SMALL
+        and held.offset >= 0
+        and held.connection.services.broker.is_whole(held.queue)
+    ):
+        return ResponseCode.PULL_RETRY_IMMEDIATELY  # the topic was made again: nothing that was its own is missing
+    return _CODES[status]
 
 
 def resume(held: ServedPull) -> None:
