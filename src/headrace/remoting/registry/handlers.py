@@ -54,6 +54,36 @@ Handler = Callable[["RegistryConnection", "Command"], Reply | None]
 def register_broker(connection: RegistryConnection, command: Command) -> Reply:
     """REGISTER_BROKER."""
     server = connection.server
+    new = _read_registration(server, command)
+    name, broker_id, address = new.broker_name, new.broker_id, new.address
+    before = server.routes.live.get(address)
+    if _is_overtaken(connection, before, name, broker_id):
+        return Reply()
+    rival = server.routes.brokers[name].addresses.get(broker_id) if name in server.routes.brokers else None
+    master = server.routes.register(new, connection, server.clock.monotonic_ms())
+    server.counters.registrations += 1
+    if broker_id == MASTER_ID and (before is None or (before.name, before.broker_id) != (name, broker_id)):
+        server.broker_came(name)
+    if rival is not None and rival != address:
+        _tell_of_place(server, name, broker_id, rival, address)
+    elif before is None:
+        logger.info("broker registered broker=%s id=%d address=%s cluster=%s", name, broker_id, address, new.cluster)
+    if before is not None and before.name != name:
+        _tell_of_address(server, address, before, name, broker_id)
+    order = server.kv.namespace(ORDER_NAMESPACE)
+    return Reply(
+        ext={"haServerAddr": master.ha_address, "masterAddr": master.address} if master else {},
+        body=encode_table(order) if order else None,
+    )
+
+
+def _read_registration(server: RegistryServer, command: Command) -> Registration:
+    """Return what a broker says of itself; its topics are decoded when they are asked for.
+
+    Raises:
+        RequestRefusedError: a field is missing or malformed, or the body is not what its checksum says.
+        MessageTooLargeError, QuotaExceededError: as ``decode_registration``.
+    """
     ext = command.ext
     cluster, name, broker_id, address = _broker_of(ext)
     crc = fields.number(ext, "bodyCrc32", 0)
@@ -66,38 +96,20 @@ def register_broker(connection: RegistryConnection, command: Command) -> Reply:
         max_bytes=server.settings.max_registration_bytes,
         max_topics=server.settings.max_topics,
     )
-    _require_short("haServerAddr", ext.get("haServerAddr", ""))
-    before = server.routes.live.get(address)
-    if _is_overtaken(connection, before, name, broker_id):
-        return Reply()
-    rival = server.routes.brokers[name].addresses.get(broker_id) if name in server.routes.brokers else None
+    ha_address = ext.get("haServerAddr", "")
+    _require_short("haServerAddr", ha_address)
     is_complete = fields.flag(ext, COMPLETE)
-    registration = Registration(
+    return Registration(
         cluster=cluster,
         broker_name=name,
         broker_id=broker_id,
         address=address,
-        ha_address=ext.get("haServerAddr", ""),
+        ha_address=ha_address,
         version=body.version,
         topics=body.topics,
         is_complete=is_complete,
         part=None if is_complete or command.version < FIRST_VERSION_WITH_PARTS else hash(command.body),
         filter_servers=body.filter_servers,
-    )
-    master = server.routes.register(registration, connection, server.clock.monotonic_ms())
-    server.counters.registrations += 1
-    if broker_id == MASTER_ID and (before is None or (before.name, before.broker_id) != (name, broker_id)):
-        server.broker_came(name)
-    if rival is not None and rival != address:
-        _tell_of_place(server, name, broker_id, rival, address)
-    elif before is None:
-        logger.info("broker registered broker=%s id=%d address=%s cluster=%s", name, broker_id, address, cluster)
-    if before is not None and before.name != name:
-        _tell_of_address(server, address, before, name, broker_id)
-    order = server.kv.namespace(ORDER_NAMESPACE)
-    return Reply(
-        ext={"haServerAddr": master.ha_address, "masterAddr": master.address} if master else {},
-        body=encode_table(order) if order else None,
     )
 
 
