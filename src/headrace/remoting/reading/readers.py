@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.batch import RecordBatch
 from headrace.errors import StoreClosedError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from headrace.store.consume_queue import QueueBase
 
 logger = logging.getLogger(__name__)
-
-Given = ParamSpec("Given")
 
 MAX_WAITING: Final = 1_000
 """READER_STATE requests that wait; one more is answered at once."""
@@ -158,14 +156,14 @@ class Readers:
         broker.add_tickers(self)
         broker.queue_listeners.append(self.waits.grown)
 
-    def submit(self, work: Callable[Given, None], *given: Given.args, **named: Given.kwargs) -> Future[None]:
+    def submit(self, work: Callable[[], None]) -> Future[None]:
         """Have something done that waits for the disk, in a thread.
 
         Raises:
             StoreClosedError: the broker is closed.
         """
         try:
-            return self._executor.submit(work, *given, **named)
+            return self._executor.submit(work)
         except RuntimeError as error:
             raise StoreClosedError("the broker is closed") from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.copies import RecordCopy
@@ -90,7 +91,7 @@ def answer_when_read(
         if reply is not None:
             peer.answer(command, reply)
 
-    readers.submit(_read_in, cold).add_done_callback(lambda done: notify(lambda: go_on(done)))
+    readers.submit(partial(_read_in, cold)).add_done_callback(lambda done: notify(lambda: go_on(done)))
     return None
 
 
