@@ -12,13 +12,18 @@ import pytest
 from tests.crash.run import CrashRun
 
 
-@pytest.mark.parametrize("durability", ["fsync", "async"])
-def test_kill_under_load(tmp_path: Path, durability: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "durability"),
+    [("nsq", "fsync"), ("nsq", "async"), ("rocketmq", "fsync"), ("rocketmq", "async"), ("both", "fsync")],
+)
+def test_kill_under_load(tmp_path: Path, protocol: str, durability: str) -> None:
     """A few kills; at level async the page cache survives too, so nothing acknowledged is lost either.
+
+    What one protocol's clients were acknowledged reaches the other's channels and groups, where both are there.
 
     Ref: A-STORE-43, X-STORE-02, X-NSQ-09.
     """
-    run = CrashRun(tmp_path, seed=3, durability=durability, long_share=0)
+    run = CrashRun(tmp_path, seed=3, durability=durability, long_share=0, protocol=protocol)
     try:
         for number in range(2):
             run.cycle(number)
