@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.crash.checker import Checker
-from tests.crash.checker import Violation as NsqViolation
 from tests.crash.history import (
     Answered,
     Asked,
@@ -39,7 +38,7 @@ from tests.crash.rocketmq_history import (
     TopicDeleted,
     TopicGranted,
 )
-from tests.crash.rocketmq_rules import Violation as RocketmqViolation
+from tests.crash.violations import Violation
 
 _NSQ = frozenset(Event.__args__)
 _BOTH = frozenset({Crashed, Drained, Held})
@@ -75,7 +74,7 @@ class BothChecker:
         self._deleting: set[str] = set()
 
     @property
-    def violations(self) -> list[NsqViolation | RocketmqViolation]:
+    def violations(self) -> list[Violation]:
         """What was found, the earliest first."""
         return sorted([*self.nsq.violations, *self.rocketmq.violations], key=lambda violation: violation.at)
 
@@ -91,7 +90,7 @@ class BothChecker:
             translate(event)
             return
         if kind in _NSQ:
-            self.nsq.observe(event)  # type: ignore[arg-type]
+            self.nsq.observe(event)
         if kind in _BOTH or kind not in _NSQ:
             self.rocketmq.observe(event)
 

@@ -9,12 +9,9 @@ less than 5 s before a crash may be forgotten, so may a REQ; a TOUCH shortly bef
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from tests.crash.history import (
     Answered,
@@ -25,10 +22,8 @@ from tests.crash.history import (
     Crashed,
     Delivered,
     Drained,
-    Event,
     Finished,
     Granted,
-    Held,
     Observed,
     Outcome,
     Payload,
@@ -41,6 +36,7 @@ from tests.crash.history import (
     lived,
     read_body,
 )
+from tests.crash.violations import HistoryChecker
 
 JOURNAL_S = 5.0
 """A settlement older than this survives any crash."""
@@ -74,18 +70,6 @@ class Rule(StrEnum):
     EMPTIED = "a message from before its channel was emptied"
     PAUSED = "a paused channel delivers"
     COMPLAINT = "the broker reports damage"
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One broken promise."""
-
-    rule: Rule
-    at: float
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.rule.name}: {self.rule} at={self.at:.3f} {self.text}"
 
 
 @dataclass(slots=True)
@@ -137,17 +121,29 @@ class _Existence(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Checker:
-    """Feed it every event of a history (``observe``); read ``violations``.
+class Checker(HistoryChecker):
+    """The rules, event by event."""
 
-    Args:
-        most: How many violations are kept; the rest is counted only.
-    """
-
-    def __init__(self, most: int = 1000) -> None:
-        self.violations: list[Violation] = []
-        self.violation_count = 0
-        self._most = most
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                Published: self._published,
+                Answered: self._answered,
+                Delivered: self._delivered,
+                Finished: self._finished,
+                Requeued: self._requeued,
+                Touched: self._touched,
+                SettleFailed: self._settle_failed,
+                Asked: self._has_asked,
+                Granted: self._granted,
+                ChangeAsked: self._change_asked,
+                ChangeGranted: self._change_granted,
+                Crashed: self._crashed,
+                Observed: self._observed,
+                Drained: self._drained,
+                BrokerComplained: self._complained,
+            }
+        )
         self._commands: dict[int, _Command] = {}
         self._command_of: dict[Payload, _Command] = {}
         self._payload_of: dict[str, Payload] = {}
@@ -158,40 +154,11 @@ class Checker:
         self._existence: dict[Thing, _Existence] = {}
         self._asked: dict[Thing, Asked] = {}
         self._topic_deleted: dict[str, tuple[float, float]] = {}
-        self._crashes: list[float] = []
-        self._held: list[Held] = []
         self.maybe_paused: set[Thing] = set()
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            Published: self._published,
-            Answered: self._answered,
-            Delivered: self._delivered,
-            Finished: self._finished,
-            Requeued: self._requeued,
-            Touched: self._touched,
-            SettleFailed: self._settle_failed,
-            Asked: self._has_asked,
-            Granted: self._granted,
-            ChangeAsked: self._change_asked,
-            ChangeGranted: self._change_granted,
-            Crashed: self._crashed,
-            Held: lambda event: self._held.append(event),
-            Observed: self._observed,
-            Drained: self._drained,
-            BrokerComplained: self._complained,
-        }
-
-    def observe(self, event: Event) -> None:
-        """Take the next event."""
-        self._handlers[type(event)](event)
 
     def owed(self) -> int:
         """How many messages the consumers have still to get or to finish."""
         return sum(len(channel.owed) + len(channel.parts) for channel in self._channels.values())
-
-    def _blame(self, rule: Rule, at: float, text: str) -> None:
-        self.violation_count += 1
-        if len(self.violations) < self._most:
-            self.violations.append(Violation(rule, at, text))
 
     # -- publishing -------------------------------------------------------------------------------------------------
 
@@ -341,10 +308,6 @@ class Checker:
         if self._first_crash_after(delivery.last_at) is not None:
             return False
         return event.at - delivery.last_at >= delivery.timeout_s - HELD_UP_S
-
-    def _first_crash_after(self, at: float) -> float | None:
-        number = bisect_left(self._crashes, at)
-        return self._crashes[number] if number < len(self._crashes) else None
 
     # -- settling ---------------------------------------------------------------------------------------------------
 

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from typing import Any
 
 from tests.crash.checker import JOURNAL_S, TOLERANCE_S
-from tests.crash.history import BrokerComplained, Crashed, Drained, Held, Outcome, Payload, lived, read_body
+from tests.crash.history import BrokerComplained, Crashed, Drained, Outcome, Payload, lived, read_body
 from tests.crash.rocketmq_history import (
     ChannelMade,
     ChannelRead,
@@ -44,8 +42,9 @@ from tests.crash.rocketmq_history import (
     TopicsFound,
     key_of,
 )
-from tests.crash.rocketmq_rules import CURSORS_S, OFFSETS_S, Rule, Violation
+from tests.crash.rocketmq_rules import CURSORS_S, OFFSETS_S, Rule
 from tests.crash.rocketmq_state import Channel, Command, Copies, Queue, Slot
+from tests.crash.violations import HistoryChecker
 
 _RETRY, _DEAD = "%RETRY%", "%DLQ%"
 _DELAYED = (Kind.LEVEL, Kind.TIMED)
@@ -54,17 +53,37 @@ _DELAYED = (Kind.LEVEL, Kind.TIMED)
 _CopyKey = tuple[str, Payload, int]
 
 
-class RocketmqChecker:
-    """Feed it every event of a history (``observe``); read ``violations``.
+class RocketmqChecker(HistoryChecker):
+    """The rules, event by event."""
 
-    Args:
-        most: How many violations are kept; the rest is counted only.
-    """
-
-    def __init__(self, most: int = 1000) -> None:
-        self.violations: list[Violation] = []
-        self.violation_count = 0
-        self._most = most
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                Sent: self._sent,
+                SendAnswered: self._send_answered,
+                Ended: self._ended,
+                EndAnswered: self._end_answered,
+                CheckAsked: self._check_asked,
+                Read: self._read,
+                Scanned: self._scanned,
+                CommitSent: self._commit_sent,
+                CommitAnswered: self._commit_answered,
+                CommittedFound: self._committed_found,
+                SentBack: self._sent_back,
+                SentBackAnswered: self._sent_back_answered,
+                KeyFound: self._key_found,
+                ChannelMade: self._channel_made,
+                ChannelRead: self._channel_read,
+                TopicAsked: self._topic_asked,
+                TopicGranted: self._topic_granted,
+                TopicDeleteAsked: self._topic_delete_asked,
+                TopicDeleted: self._topic_deleted,
+                TopicsFound: self._topics_found,
+                Crashed: self._crashed,
+                Drained: self._drained,
+                BrokerComplained: self._complained,
+            }
+        )
         self._commands: dict[int, Command] = {}
         self._command_of: dict[Payload, Command] = {}
         self._unanswered_batches: list[Command] = []
@@ -84,39 +103,7 @@ class RocketmqChecker:
         self._once_deleted: set[str] = set()
         self._deleted_unread: Counter[str] = Counter()  # messages of NSQ: nobody was told their offsets
         self._gone: set[str] = set()
-        self._crashes: list[float] = []
-        self._held: list[Held] = []
         self._acknowledged: list[tuple[float, float]] = []  # when answered, when sent
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            Sent: self._sent,
-            SendAnswered: self._send_answered,
-            Ended: self._ended,
-            EndAnswered: self._end_answered,
-            CheckAsked: self._check_asked,
-            Read: self._read,
-            Scanned: self._scanned,
-            CommitSent: self._commit_sent,
-            CommitAnswered: self._commit_answered,
-            CommittedFound: self._committed_found,
-            SentBack: self._sent_back,
-            SentBackAnswered: self._sent_back_answered,
-            KeyFound: self._key_found,
-            ChannelMade: self._channel_made,
-            ChannelRead: self._channel_read,
-            TopicAsked: self._topic_asked,
-            TopicGranted: self._topic_granted,
-            TopicDeleteAsked: self._topic_delete_asked,
-            TopicDeleted: self._topic_deleted,
-            TopicsFound: self._topics_found,
-            Crashed: self._crashed,
-            Held: lambda event: self._held.append(event),
-            Drained: self._drained,
-            BrokerComplained: self._complained,
-        }
-
-    def observe(self, event: tuple[Any, ...]) -> None:
-        """Take the next event."""
-        self._handlers[type(event)](event)
 
     def owed(self) -> int:
         """How many messages have still to come, and transactions to be asked about."""
@@ -126,15 +113,6 @@ class RocketmqChecker:
     def is_ended(self, command: int) -> bool:
         """Whether the broker was told what becomes of a transaction."""
         return bool(self._commands[command].decisions & {Decision.COMMIT, Decision.ROLLBACK})
-
-    def _blame(self, rule: Rule, at: float, text: str) -> None:
-        self.violation_count += 1
-        if len(self.violations) < self._most:
-            self.violations.append(Violation(rule, at, text))
-
-    def _first_crash_after(self, at: float) -> float | None:
-        number = bisect_left(self._crashes, at)
-        return self._crashes[number] if number < len(self._crashes) else None
 
     # -- sending ----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 CURSORS_S = 3.5
@@ -35,15 +34,3 @@ class Rule(StrEnum):
     CAME_BACK = "something deleted is there again"
     VANISHED = "something created is gone"
     COMPLAINT = "the broker reports damage"
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One broken promise."""
-
-    rule: Rule
-    at: float
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.rule.name}: {self.rule} at={self.at:.3f} {self.text}"
