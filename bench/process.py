@@ -4,6 +4,7 @@ import os
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MEMORY_SAMPLE_INTERVAL_S = 0.05
@@ -27,20 +28,15 @@ def memory_mib(pid: int, field: str) -> float:
     raise ValueError(f"/proc/{pid}/status has no field {field}")
 
 
-class MemoryWatch:
-    """Follows a process's anonymous memory while the context is open.
+class Sampler:
+    """Looks at something again and again, in a thread, while the context is open."""
 
-    The kernel keeps a high-water mark only of all resident memory, which counts mapped files, so a store that maps its
-    log looks big in it. The peak of what the process itself allocated must be sampled.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="memory-watch", daemon=True)
-        self.anonymous_peak_mib = 0.0
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
-    def __enter__(self) -> "MemoryWatch":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -50,12 +46,31 @@ class MemoryWatch:
         self._stopped.set()
         self._thread.join()
 
-    def _sample(self) -> None:
-        while True:
-            try:
-                anonymous = memory_mib(self._pid, "RssAnon")
-            except (OSError, ValueError):
-                return  # the process is gone; whoever talks to it reports that
-            self.anonymous_peak_mib = max(self.anonymous_peak_mib, anonymous)
-            if self._stopped.wait(MEMORY_SAMPLE_INTERVAL_S):
-                return
+    def _run(self) -> None:
+        while self._sample() and not self._stopped.wait(self._interval_s):
+            pass
+
+    def _sample(self) -> bool:
+        """Look once; return False where there is nothing more to see."""
+        raise NotImplementedError
+
+
+class MemoryWatch(Sampler):
+    """Follows a process's anonymous memory.
+
+    The kernel keeps a high-water mark only of all resident memory, which counts mapped files, so a store that maps its
+    log looks big in it. The peak of what the process itself allocated must be sampled.
+    """
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(MEMORY_SAMPLE_INTERVAL_S)
+        self._pid = pid
+        self.anonymous_peak_mib = 0.0
+
+    def _sample(self) -> bool:
+        try:
+            anonymous = memory_mib(self._pid, "RssAnon")
+        except (OSError, ValueError):
+            return False  # the process is gone; whoever talks to it reports that
+        self.anonymous_peak_mib = max(self.anonymous_peak_mib, anonymous)
+        return True

@@ -1,12 +1,10 @@
 """What a Spark process takes with all it started: processor time, and memory by role."""
 
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
-from bench.process import TICKS_PER_S
+from bench.process import TICKS_PER_S, Sampler, memory_mib
 
 SAMPLE_INTERVAL_S = 0.1
 # Where processes are by role: the Python program, the JVM it starts, and the Python processes that the JVM starts.
@@ -53,8 +51,8 @@ def tree_cpu_seconds(root: int) -> float:
     return sum(seconds for _, _, seconds in processes(root))
 
 
-class TreeMemory:
-    """Follows the resident memory of a process and all below it while the context is open.
+class TreeMemory(Sampler):
+    """Follows the resident memory of a process and all below it.
 
     Attributes:
         peaks: MiB by role: of the driver's and the JVM's process, and of all workers together.
@@ -62,46 +60,29 @@ class TreeMemory:
     """
 
     def __init__(self, root: int) -> None:
+        super().__init__(SAMPLE_INTERVAL_S)
         self._root = root
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="tree-memory", daemon=True)
         self.peaks = dict.fromkeys(ROLES, 0.0)
         self.largest_worker = 0.0
 
-    def __enter__(self) -> "TreeMemory":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while True:
-            now = dict.fromkeys(ROLES, 0.0)
-            for pid, role, _ in processes(self._root):
-                resident = _private_mib(pid)
-                now[role] += resident
-                if role == "workers":
-                    self.largest_worker = max(self.largest_worker, resident)
-            for role, value in now.items():
-                self.peaks[role] = max(self.peaks[role], value)
-            if self._stopped.wait(SAMPLE_INTERVAL_S):
-                return
+    def _sample(self) -> bool:
+        now = dict.fromkeys(ROLES, 0.0)
+        for pid, role, _ in processes(self._root):
+            resident = _private_mib(pid)
+            now[role] += resident
+            if role == "workers":
+                self.largest_worker = max(self.largest_worker, resident)
+        for role, value in now.items():
+            self.peaks[role] = max(self.peaks[role], value)
+        return True
 
 
 def _private_mib(pid: int) -> float:
     """Return resident memory without mapped files, which are the page cache's: 0 where the process is gone."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+        return memory_mib(pid, "RssAnon")
+    except (OSError, ValueError):
         return 0.0
-    for line in text.splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def disk_bytes(folder: Path) -> int:
