@@ -8,7 +8,6 @@ quick one takes one short sample, enough to see that everything works and roughl
 import argparse
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from bench.case import Case, Stage
 from bench.cases import CASES, CASES_OF
+from bench.command_line import changed_sizes, exit_at_sigterm, take_sizes, tell_verdict
 from bench.errors import BenchError
 from bench.machine import REPOSITORY, Cores, current_commit, describe_machine
 from bench.metrics import METRICS
@@ -43,8 +43,7 @@ def main() -> int:
     if not selected:
         sys.exit("no case is left: --protocol, --only and --servers exclude each other")
     with_rocketmq = any(name.startswith("rocketmq-") for _, contestants in selected for name in contestants)
-    # Ended by a signal, a run still stops its servers on the way out.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_at_sigterm()
     build_programs()
     if with_rocketmq:
         fetch_rocketmq()
@@ -80,10 +79,7 @@ def main() -> int:
     if _is_whole(arguments) and not run.failures:
         update_document(run)
     missed = missed_targets(run)
-    for failure in run.failures:
-        print(f"FAILED {failure}", file=sys.stderr)
-    for line in missed:
-        print(f"MISSED {line}", file=sys.stderr)
+    tell_verdict(run.failures, missed)
     # One short sample is no proof of anything but that the case works.
     return 1 if run.failures or (missed and arguments.full) else 0
 
@@ -141,11 +137,7 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, help="results file (default bench/results/DATE-COMMIT.json)")
     arguments = parser.parse_args()
-    for key, value in (QUICK if arguments.quick else FULL).items():
-        if getattr(arguments, key) is None:
-            setattr(arguments, key, value)
-        elif getattr(arguments, key) < 1:
-            parser.error(f"--{key} must be at least 1")
+    take_sizes(arguments, parser, QUICK if arguments.quick else FULL)
     if arguments.samples is None:
         arguments.samples = 1 if arguments.quick else SAMPLES
     if arguments.samples < 1:
@@ -165,8 +157,7 @@ def _repeatable_command(arguments: argparse.Namespace) -> str:
         parts.append(f"--protocol {arguments.protocol}")
     if arguments.samples != (1 if arguments.quick else SAMPLES):
         parts.append(f"--samples {arguments.samples}")
-    defaults = QUICK if arguments.quick else FULL
-    parts += [f"--{key} {getattr(arguments, key)}" for key in defaults if getattr(arguments, key) != defaults[key]]
+    parts += changed_sizes(arguments, QUICK if arguments.quick else FULL)
     parts += [f"--only {name}" for name in arguments.only or ()]
     if arguments.servers:
         parts.append(f"--servers {','.join(arguments.servers)}")

@@ -9,13 +9,13 @@ import argparse
 import os
 import platform
 import resource
-import signal
 import sys
 import tempfile
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from bench.command_line import changed_sizes, exit_at_sigterm, take_sizes, tell_verdict
 from bench.document import DOCUMENT
 from bench.errors import BenchError
 from bench.machine import Cores, current_commit, describe_machine
@@ -53,8 +53,7 @@ def main() -> int:
     if arguments.report:
         update_scale_document(read_scale_run(arguments.report), arguments.document)
         return 0
-    # Ended by a signal, a run still stops its servers on the way out.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_at_sigterm()
     build_programs()
     arguments.scratch.mkdir(parents=True, exist_ok=True)
     run = ScaleRun(
@@ -95,10 +94,7 @@ def main() -> int:
     if is_whole and not run.failures:
         update_scale_document(run, arguments.document)
     missed = missed_targets(run)
-    for line in run.failures:
-        print(f"FAILED {line}", file=sys.stderr)
-    for line in missed:
-        print(f"MISSED {line}", file=sys.stderr)
+    tell_verdict(run.failures, missed)
     return 1 if run.failures or missed else 0
 
 
@@ -124,11 +120,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, metavar="FILE", help="measure nothing: render this results file")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="default docs/performance.md")
     arguments = parser.parse_args()
-    for key, value in (QUICK if arguments.quick else FULL).items():
-        if getattr(arguments, key) is None:
-            setattr(arguments, key, value)
-        elif getattr(arguments, key) < 1:
-            parser.error(f"--{key.replace('_', '-')} must be at least 1")
+    take_sizes(arguments, parser, QUICK if arguments.quick else FULL)
     _allow_files(max(arguments.channels, arguments.connections, arguments.clients) + SPARE_FILES, parser)
     return arguments
 
@@ -144,11 +136,8 @@ def _allow_files(count: int, parser: argparse.ArgumentParser) -> None:
 
 def _repeatable_command(arguments: argparse.Namespace) -> str:
     """Return the command without the options that name places on this machine."""
-    defaults = QUICK if arguments.quick else FULL
     parts = ["python -m bench.scale", *(["--quick"] if arguments.quick else [])]
-    for key, value in defaults.items():
-        if getattr(arguments, key) != value:
-            parts.append(f"--{key.replace('_', '-')} {getattr(arguments, key)}")
+    parts += changed_sizes(arguments, QUICK if arguments.quick else FULL)
     parts += [f"--only {name}" for name in arguments.only or ()]
     return " ".join(parts)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 
+from bench.command_line import changed_sizes, exit_at_sigterm, take_sizes, tell_verdict
 from bench.errors import BenchError
 from bench.machine import REPOSITORY, Cores, current_commit, describe_machine
 from bench.metrics import METRICS
@@ -57,8 +57,7 @@ TITLES = {
 def main() -> int:
     """Run what the command line asks for; return 1 if a sample could not be taken or a full run missed a target."""
     arguments = _parse_arguments()
-    # Ended by a signal, a run still stops its processes on the way out.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_at_sigterm()
     with_kafka = any(name.startswith("kafka") for name in arguments.contestants)
     if with_kafka:
         kafka.fetch_kafka()
@@ -93,10 +92,7 @@ def main() -> int:
     if _is_whole(arguments) and not run.failures:
         update_document(run)
     missed = missed_targets(run, TARGETS)
-    for failure in run.failures:
-        print(f"FAILED {failure}", file=sys.stderr)
-    for line in missed:
-        print(f"MISSED {line}", file=sys.stderr)
+    tell_verdict(run.failures, missed)
     # One round is no proof of anything but that the case works.
     return 1 if run.failures or (missed and arguments.full) else 0
 
@@ -229,11 +225,7 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, help="results file (default bench/results/spark/DATE-COMMIT.json)")
     arguments = parser.parse_args()
-    for key, value in (QUICK if arguments.quick else FULL).items():
-        if getattr(arguments, key) is None:
-            setattr(arguments, key, value)
-        elif getattr(arguments, key) < 1:
-            parser.error(f"--{key.replace('_', '-')} must be at least 1")
+    take_sizes(arguments, parser, QUICK if arguments.quick else FULL)
     unknown = set(arguments.contestants) - set(CONTESTANTS)
     if unknown:
         parser.error(f"unknown in --contestants: {', '.join(sorted(unknown))}")
@@ -243,10 +235,7 @@ def _parse_arguments() -> argparse.Namespace:
 def _repeatable_command(arguments: argparse.Namespace) -> str:
     """Return the command without the options that name places on this machine."""
     parts = ["python -m bench.spark.run", "--quick" if arguments.quick else "--full"]
-    defaults = QUICK if arguments.quick else FULL
-    for key, value in defaults.items():
-        if getattr(arguments, key) != value:
-            parts.append(f"--{key.replace('_', '-')} {getattr(arguments, key)}")
+    parts += changed_sizes(arguments, QUICK if arguments.quick else FULL)
     parts += [f"--only {name}" for name in arguments.only or ()]
     if set(arguments.contestants) != set(CONTESTANTS):
         parts.append(f"--contestants {','.join(arguments.contestants)}")

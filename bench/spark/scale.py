@@ -7,13 +7,13 @@ Spark's own default of 1 GiB for its JVM. Time must grow as the messages do, mem
 
 import argparse
 import platform
-import signal
 import sys
 import tempfile
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from bench.command_line import exit_at_sigterm, tell_verdict
 from bench.document import DOCUMENT, update_section
 from bench.errors import BenchError
 from bench.machine import Cores, current_commit, describe_hardware, describe_machine
@@ -46,8 +46,7 @@ def main() -> int:
     if arguments.report:
         update_document(read_results(arguments.report), arguments.document)
         return 0
-    # Ended by a signal, a run still stops its processes on the way out.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_at_sigterm()
     arguments.scratch.mkdir(parents=True, exist_ok=True)
     case = CaseResult(CASE, TITLE)
     sizes = "" if tuple(arguments.sizes) == SIZES else f" --sizes {','.join(map(str, arguments.sizes))}"
@@ -71,12 +70,13 @@ def main() -> int:
     print(f"results: {path}")
     if is_whole and not run.failures:
         update_document(run, DOCUMENT)
-    grown = growth(case)
-    for failure in run.failures:
-        print(f"FAILED {failure}", file=sys.stderr)
-    for line in (f"{METRICS[name].title} grew {show_ratio(by)} times" for name, by in grown.items() if by > MAX_GROWTH):
-        print(f"MISSED {line}, at most {show_ratio(MAX_GROWTH)}", file=sys.stderr)
-    return 1 if run.failures or any(by > MAX_GROWTH for by in grown.values()) else 0
+    missed = [
+        f"{METRICS[name].title} grew {show_ratio(by)} times, at most {show_ratio(MAX_GROWTH)}"
+        for name, by in growth(case).items()
+        if by > MAX_GROWTH
+    ]
+    tell_verdict(run.failures, missed)
+    return 1 if run.failures or missed else 0
 
 
 def _measure(sizes: list[int], scratch: Path, case: CaseResult, run: RunResult) -> None:
