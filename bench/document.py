@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bench.machine import REPOSITORY
+from bench.results import CaseResult
 
 DOCUMENT = REPOSITORY / "docs" / "performance.md"
 
@@ -35,3 +36,11 @@ def update_section(document: Path, name: str, command: str, content: str) -> Non
     document.parent.mkdir(parents=True, exist_ok=True)
     document.write_text(updated)
     print(f"document: {document}")
+
+
+def render_commands(case: CaseResult) -> list[str]:
+    """Return each different command of a case once, with who got it."""
+    contestants_of: dict[str, list[str]] = {}
+    for contestant, result in case.contestants.items():
+        contestants_of.setdefault(result.command, []).append(contestant)
+    return [f"- {', '.join(names)}: `{command}`" for command, names in contestants_of.items()]

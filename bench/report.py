@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.cases import CASES_OF
-from bench.document import DOCUMENT, update_section
+from bench.document import DOCUMENT, render_commands, update_section
 from bench.machine import describe_hardware
 from bench.metrics import METRICS, show_ratio
 from bench.results import CaseResult, RunResult, read_results
-from bench.targets import TARGETS
+from bench.targets import render_targets
 
 SECTIONS = {"nsq": "bench", "rocketmq": "rocketmq"}
 COLUMNS = (
@@ -84,23 +84,12 @@ def render_markdown(run: RunResult) -> str:
         "",
         f"Hardware: {describe_hardware(run.machine)}. "
         f"Versions: {', '.join(f'{name} {version}' for name, version in run.versions.items())}.",
-        *_render_targets(run),
+        *render_targets(run),
     ]
     for case in run.cases:
         lines += ["", f"### {case.title}", "", *_render_table(case), *_render_ratios(case)]
-        lines += ["", *_render_commands(case)]
+        lines += ["", *render_commands(case)]
     return "\n".join(lines) + "\n"
-
-
-def _render_targets(run: RunResult) -> list[str]:
-    """Return a row for each target that the run's figures decide, no line where there is none."""
-    rows = []
-    for target in TARGETS:
-        value = target.measure(run)
-        if value is not None:
-            verdict = "" if target.is_met(value, run) else "missed"
-            rows.append(f"| {run.case(target.case).title} | {target} | {target.show(value)} | {verdict} |")
-    return ["", "| Case | Target | Measured | |", "| --- | --- | ---: | --- |", *rows] if rows else []
 
 
 def _render_ratios(case: CaseResult) -> list[str]:
@@ -135,14 +124,6 @@ def _render_table(case: CaseResult) -> list[str]:
         cells = [METRICS[name].show(values[name]) if name in values else "" for name in columns]
         lines.append(f"| {contestant} | " + " | ".join(cells) + " |")
     return lines
-
-
-def _render_commands(case: CaseResult) -> list[str]:
-    """Return each different command of the case once, with who got it."""
-    contestants_of: dict[str, list[str]] = {}
-    for contestant, result in case.contestants.items():
-        contestants_of.setdefault(result.command, []).append(contestant)
-    return [f"- {', '.join(names)}: `{command}`" for command, names in contestants_of.items()]
 
 
 def draw_plot(run: RunResult, path: Path) -> bool:

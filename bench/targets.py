@@ -128,3 +128,17 @@ def missed_targets(run: RunResult, targets: tuple[Target, ...] = TARGETS) -> lis
         for target in targets
         if (value := target.measure(run)) is not None and not target.is_met(value, run)
     ]
+
+
+def render_targets(
+    run: RunResult, targets: tuple[Target, ...] = TARGETS, *, names_contestant: bool = False
+) -> list[str]:
+    """Return a row for each target that the run's figures decide, no line where there is none."""
+    rows = []
+    for target in targets:
+        value = target.measure(run)
+        if value is not None:
+            title = run.case(target.case).title + (f": {target.contestant}" if names_contestant else "")
+            verdict = "" if target.is_met(value, run) else "missed"
+            rows.append(f"| {title} | {target} | {target.show(value)} | {verdict} |")
+    return ["", "| Case | Target | Measured | |", "| --- | --- | ---: | --- |", *rows] if rows else []

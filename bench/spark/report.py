@@ -4,11 +4,12 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.document import DOCUMENT, update_section
+from bench.document import DOCUMENT, render_commands, update_section
 from bench.machine import describe_hardware
 from bench.metrics import METRICS, Sample, show_ratio
 from bench.results import CaseResult, RunResult, read_results
 from bench.spark.targets import TARGETS
+from bench.targets import render_targets
 
 SECTION = "spark"
 COMMAND = "python -m bench.spark.report"
@@ -49,23 +50,12 @@ def render_markdown(run: RunResult) -> str:
         "",
         f"Hardware: {hardware}; brokers and Spark share all cores. "
         f"Versions: {', '.join(f'{name} {version}' for name, version in run.versions.items())}.",
-        *_render_targets(run),
+        *render_targets(run, TARGETS, names_contestant=True),
     ]
     for case in run.cases:
         if case.contestants:
-            lines += ["", f"### {case.title}", "", *render_table(case), "", *_render_commands(case)]
+            lines += ["", f"### {case.title}", "", *render_table(case), "", *render_commands(case)]
     return "\n".join(lines) + "\n"
-
-
-def _render_targets(run: RunResult) -> list[str]:
-    rows = []
-    for target in TARGETS:
-        value = target.measure(run)
-        if value is not None:
-            verdict = "" if target.is_met(value, run) else "missed"
-            title = f"{run.case(target.case).title}: {target.contestant}"
-            rows.append(f"| {title} | {target} | {target.show(value)} | {verdict} |")
-    return ["", "| Case | Target | Measured | |", "| --- | --- | ---: | --- |", *rows] if rows else []
 
 
 def render_table(case: CaseResult) -> list[str]:
@@ -85,13 +75,6 @@ def render_table(case: CaseResult) -> list[str]:
 
 def _ratio(values: Sample, base: Sample, metric: str) -> str:
     return show_ratio(values[metric] / base[metric]) if metric in values and base[metric] > 0 else ""
-
-
-def _render_commands(case: CaseResult) -> list[str]:
-    contestants_of: dict[str, list[str]] = {}
-    for contestant, result in case.contestants.items():
-        contestants_of.setdefault(result.command, []).append(contestant)
-    return [f"- {', '.join(names)}: `{command}`" for command, names in contestants_of.items()]
 
 
 def main(update: Callable[[RunResult, Path], None] = update_document) -> None:
