@@ -43,26 +43,8 @@ def end_write(
             forgets what nobody commits.
     """
     rows = sum(each.rows for each in written)
-    logger.info(
-        "write %s tasks=%d rows=%d duplicates=%d unsure=%d left_out=%d retries=%d",
-        "done" if is_commit else "failed",
-        len(written),
-        rows,
-        sum(each.duplicates for each in written),
-        sum(each.unsure for each in written),
-        sum(each.left_out for each in written),
-        sum(each.retries for each in written),
-    )
-    if is_commit and rows and rows == sum(each.duplicates for each in written):
-        logger.warning(
-            "nothing written: all rows are duplicates, the identity has had this epoch or a later one txn=%s epoch=%d",
-            written[0].txn, written[0].epoch,
-        )  # fmt: skip
+    _log_end(plan, written, rows, is_commit=is_commit)
     if plan.options.semantics != TRANSACTIONAL:
-        if not is_commit and rows:
-            logger.warning(
-                "rows of a failed write are visible already semantics=%s rows=%d", plan.options.semantics, rows
-            )
         return
     if written:
         txn, epoch = written[0].txn, written[0].epoch
@@ -81,6 +63,27 @@ def end_write(
         if is_commit:
             raise
         logger.warning("abort not told, the broker forgets the rows later txn=%s epoch=%d error=%s", txn, epoch, error)
+
+
+def _log_end(plan: WritePlan, written: Sequence[Written], rows: int, *, is_commit: bool) -> None:
+    """Say what tasks wrote, and what of it is not as one might think."""
+    logger.info(
+        "write %s tasks=%d rows=%d duplicates=%d unsure=%d left_out=%d retries=%d",
+        "done" if is_commit else "failed",
+        len(written),
+        rows,
+        sum(each.duplicates for each in written),
+        sum(each.unsure for each in written),
+        sum(each.left_out for each in written),
+        sum(each.retries for each in written),
+    )
+    if is_commit and rows and rows == sum(each.duplicates for each in written):
+        logger.warning(
+            "nothing written: all rows are duplicates, the identity has had this epoch or a later one txn=%s epoch=%d",
+            written[0].txn, written[0].epoch,
+        )  # fmt: skip
+    if plan.options.semantics != TRANSACTIONAL and not is_commit and rows:
+        logger.warning("rows of a failed write are visible already semantics=%s rows=%d", plan.options.semantics, rows)
 
 
 def end_batch(
