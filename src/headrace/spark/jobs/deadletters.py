@@ -343,29 +343,31 @@ def _causes(letters: DataFrame, config: Config, summary: Summary) -> None:
         [row["group"], row["cause"], row["messages"], show_time(row["first"]), show_time(row["last"])] for row in top
     ]
     summary.tables.append(Table("causes", "Most frequent causes", columns, shown))
-    if not config.samples or not top:
-        return
+    if config.samples and top:
+        summary.tables.append(_samples(dead, {(row["group"], row["cause"]) for row in top}, config.samples))
+
+
+def _samples(dead: DataFrame, causes: set[tuple[str, str]], count: int) -> Table:
+    """Return the newest ``count`` dead letters of each (group, cause)."""
     from pyspark.sql import Window  # noqa: PLC0415  # pyspark
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     newest = Window.partitionBy("group", "cause").orderBy(F.desc("store_ts"), F.desc("log_offset"))
-    wanted = {(row["group"], row["cause"]) for row in top}
     rows = (
-        dead.where(F.col("cause").isin(sorted({cause for _, cause in wanted})))
+        dead.where(F.col("cause").isin(sorted({cause for _, cause in causes})))
         .withColumn("number", F.row_number().over(newest))
-        .where(F.col("number") <= config.samples)
+        .where(F.col("number") <= count)
         .select("group", "cause", "origin_topic", "msg_id", "keys", "body", "number")
         .orderBy("group", "cause", "number")
         .collect()
     )
-    summary.tables.append(
-        Table(
-            "samples",
-            "Newest dead letters of each cause",
-            ("group", "cause", "origin_topic", "msg_id", "keys", "body"),
-            [
-                [row["group"], row["cause"], row["origin_topic"], row["msg_id"], row["keys"], show_body(row["body"])]
-                for row in rows
-                if (row["group"], row["cause"]) in wanted
-            ],
-        )
+    return Table(
+        "samples",
+        "Newest dead letters of each cause",
+        ("group", "cause", "origin_topic", "msg_id", "keys", "body"),
+        [
+            [row["group"], row["cause"], row["origin_topic"], row["msg_id"], row["keys"], show_body(row["body"])]
+            for row in rows
+            if (row["group"], row["cause"]) in causes
+        ],
     )
