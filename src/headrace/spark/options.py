@@ -162,21 +162,24 @@ class ReadOptions:
         if bool(self.auth_access_key) != bool(self.auth_secret_key):
             raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
         if self.is_log_mode:
-            for name, count, remedy in (
-                ("maxOffsetsPerTrigger", self.max_offsets_per_trigger, "maxBytesPerTrigger"),
-                ("minOffsetsPerTrigger", self.min_offsets_per_trigger, "the trigger's interval"),
-                ("maxRecordsPerPartition", self.max_records_per_partition, "maxBytesPerPartition"),
-            ):
-                if count:
-                    raise ConfigError(
-                        f"option {name} counts messages of queues, and a log is read by its bytes: {remedy} goes with "
-                        "scan=log and with store",
-                        key=name,
-                    )
-            for name in ("startingOffsets", "endingOffsets"):
-                value = self.starting_offsets if name == "startingOffsets" else self.ending_offsets
-                if not isinstance(value, str):
-                    self._check_log_offsets(name, value)
+            self._check_log_mode()
+
+    def _check_log_mode(self) -> None:
+        """Refuse what counts or names messages of queues: positions are physical offsets."""
+        for name, count, remedy in (
+            ("maxOffsetsPerTrigger", self.max_offsets_per_trigger, "maxBytesPerTrigger"),
+            ("minOffsetsPerTrigger", self.min_offsets_per_trigger, "the trigger's interval"),
+            ("maxRecordsPerPartition", self.max_records_per_partition, "maxBytesPerPartition"),
+        ):
+            if count:
+                raise ConfigError(
+                    f"option {name} counts messages of queues, and a log is read by its bytes: {remedy} goes with "
+                    "scan=log and with store",
+                    key=name,
+                )
+        for name, value in (("startingOffsets", self.starting_offsets), ("endingOffsets", self.ending_offsets)):
+            if not isinstance(value, str):
+                self._check_log_offsets(name, value)
 
     def _check_log_offsets(self, name: str, value: QueueMap) -> None:
         for broker, offset in value.items():
