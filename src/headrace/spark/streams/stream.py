@@ -297,14 +297,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _merge(end.queues, begin.queues)
         for found in state.values():
             continuity.check_store(found)
-        gone = {
-            (topic, broker)
-            for (topic, broker, _), _ in begin.each()
-            if broker in state and topic not in state[broker].topics and options.wants_topic(topic)
-        }
-        for topic, broker in sorted(gone - self._gone):
-            continuity.topic_gone(topic, broker)
-        self._gone = gone
+        self._tell_gone(begin, state, continuity)
         self._end_unreadable(begin, end, state, continuity)
         for key, _ in begin.each():
             # Its store is another one, in which the topic may still be made: then all of it is new.
@@ -333,6 +326,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end.record_bytes = {b.key.topic: sizes[b.key.topic] for b in backlogs if b.key.topic in sizes}
         end.lost += continuity.lost
         return end
+
+    def _tell_gone(self, begin: Position, state: Snapshot, continuity: Continuity) -> None:
+        """Find topics of the checkpoint that their brokers have no more, each once."""
+        gone = {
+            (topic, broker)
+            for (topic, broker, _), _ in begin.each()
+            if broker in state and topic not in state[broker].topics and self.options.wants_topic(topic)
+        }
+        for topic, broker in sorted(gone - self._gone):
+            continuity.topic_gone(topic, broker)
+        self._gone = gone
 
     def _end_unreadable(self, begin: Position, end: Position, state: Snapshot, continuity: Continuity) -> None:
         """Find queues of the checkpoint that are no read queues any more: what was not read of them is a loss."""
