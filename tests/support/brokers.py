@@ -52,7 +52,7 @@ class BrokerRig:
 
     def crash(self) -> None:
         """Leave everything as a kill -9 would, and start again."""
-        abandon(self.store)
+        self.store.abandon()
         self._open()
 
     def lose(self, first: int, end: int) -> None:
@@ -61,6 +61,21 @@ class BrokerRig:
         with (Path(self.store_settings.data_dir) / "commitlog" / f"{0:020}").open("r+b") as file:
             file.seek(first)
             file.write(bytes(end - first))
+        self._open()
+
+    def cut_power(self) -> None:
+        """Leave what is durable by what the store promised; nothing behind it reached the disk."""
+        self.lose_log(self.store.durable_offset)
+
+    def lose_log(self, durable: int) -> None:
+        """Crash and find a log of ``durable`` bytes, whatever was promised."""
+        segment_bytes = self.store_settings.segment_bytes
+        self.store.abandon()
+        for path in sorted((Path(self.store_settings.data_dir) / "commitlog").iterdir()):
+            keep = min(max(durable - int(path.name), 0), segment_bytes)
+            with path.open("r+b") as file:
+                file.truncate(keep)
+                file.truncate(segment_bytes)
         self._open()
 
     def publish(self, topic: str, bodies: Sequence[bytes], *, due_ms: int = 0) -> int:
@@ -117,8 +132,3 @@ class BrokerRig:
             assert raw is not None
             found.append(json.loads(record.decode(raw)["body"]))
         return found
-
-
-def abandon(store: Store) -> None:
-    """Let go of a store without closing it, as the kernel does for a killed process."""
-    store.abandon()

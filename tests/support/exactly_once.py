@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from headrace.batch import RecordBatch
@@ -106,21 +105,6 @@ class ExactlyOnceRig(RemotingRig):
         self.store.flush()
         log.wait_for_file()
         self.turn()
-
-    def cut_power(self) -> None:
-        """Leave what is durable by what the store promised; nothing behind it reached the disk."""
-        self.lose_log(self.store.durable_offset)
-
-    def lose_log(self, durable: int) -> None:
-        """Crash and find a log of ``durable`` bytes, whatever was promised."""
-        segment_bytes = self.store_settings.segment_bytes
-        self.store.abandon()
-        for path in sorted((Path(self.store_settings.data_dir) / "commitlog").iterdir()):
-            keep = min(max(durable - int(path.name), 0), segment_bytes)
-            with path.open("r+b") as file:
-                file.truncate(keep)
-                file.truncate(segment_bytes)
-        self._open()
 
 
 def ext_of(reply: Reply) -> dict[str, Any]:

@@ -91,18 +91,6 @@ class MessagingRig(BrokerRig):
         self.kill()
         self._open()
 
-    def cut_power(self) -> None:
-        """Leave what is durable by what the store promised; nothing behind it reached the disk."""
-        durable = self.store.durable_offset
-        segment_bytes = self.store_settings.segment_bytes
-        self.store.abandon()
-        for path in sorted((Path(self.store_settings.data_dir) / "commitlog").iterdir()):
-            keep = min(max(durable - int(path.name), 0), segment_bytes)
-            with path.open("r+b") as file:
-                file.truncate(keep)
-                file.truncate(segment_bytes)
-        self._open()
-
     def restart(self) -> None:
         self.close()
         self._open()
