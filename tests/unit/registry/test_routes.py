@@ -62,13 +62,39 @@ def is_empty(table: RouteTable) -> bool:
 
 
 def test_registration_fills_the_five_tables(table: RouteTable) -> None:
-    """A-REG-05 to A-REG-12."""
+    """A-REG-05 to A-REG-11."""
     assert table.register(broker(filter_servers=("10.0.0.1:30000",)), "link", 5) is None
     assert table.clusters == {"C1": {"a"}}
     assert table.brokers["a"].addresses == {0: A}
     assert table.topics == {"T": {"a": QueueData("a", 4, 4, 6)}}
     assert table.live[A].updated_ms == 5
     assert table.filter_servers == {A: ("10.0.0.1:30000",)}
+
+
+class Traced(dict[Any, Any]):
+    """Notes its name when something is put into it."""
+
+    def __init__(self, name: str, trace: list[str]) -> None:
+        super().__init__()
+        self._name, self._trace = name, trace
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._trace.append(self._name)
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        self._trace.append(self._name)
+        return super().setdefault(key, default)
+
+
+def test_tables_are_changed_in_their_order(table: RouteTable) -> None:
+    """A-REG-12: clusters, brokers, topics, live brokers, filter servers."""
+    trace: list[str] = []
+    order = ["clusters", "brokers", "topics", "live", "filter_servers"]
+    for name in order:
+        setattr(table, name, Traced(name, trace))
+    table.register(broker(filter_servers=("f:1",)), "link", 0)
+    assert trace == order
 
 
 def test_live_time_moves_with_each_registration(table: RouteTable) -> None:
@@ -349,6 +375,9 @@ def test_filter_servers_stand_in_the_route_and_go_with_their_broker(table: Route
     assert route is not None
     assert route.filter_servers == {A: ("f:1", "f:2")}
     table.register(broker(filter_servers=()), "1", 1)
+    assert table.filter_servers == {}
+    table.register(broker(filter_servers=("f:1",)), "1", 2)
+    assert table.unregister("a", 0, A)
     assert table.filter_servers == {}
 
 
