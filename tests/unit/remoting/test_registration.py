@@ -9,7 +9,7 @@ import logging
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,12 +19,13 @@ from headrace.broker.access import User, parse_rules
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.clock import Clock
+from headrace.registry.routes import MasterAddresses, Registration, TopicData
 from headrace.remoting import registration
 from headrace.remoting.codec import decode_command, encode_response
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.registration import BrokerIdentity, Registrar, find_address_problem, parse_registries
 from headrace.remoting.registry.server import RegistryServer
-from headrace.settings import RegistrySettings
+from headrace.settings import BrokerSettings, RegistrySettings
 
 RULES = parse_rules(
     {"users": [{"name": "root", "access_key": "root-key", "secret_key": "root-secret", "admin": True}]}, "test"
@@ -175,15 +176,45 @@ def test_who_waits_for_a_change_is_told_when_the_registry_has_it(table: Table) -
     run(test)
 
 
-def test_registration_is_repeated(table: Table) -> None:
-    """A-REG-14: brokers report every 30 s."""
+def test_registration_is_repeated(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A-BROKER-03, A-REG-14: each says the same as the one before."""
 
     async def test() -> None:
         async with registry() as server:
+            seen = []
+            register = server.routes.register
+
+            def note(said: Registration, owner: Hashable, now_ms: int) -> MasterAddresses | None:
+                seen.append((said.cluster, said.broker_name, said.broker_id, said.address, dict(said.topics())))
+                return register(said, owner, now_ms)
+
+            monkeypatch.setattr(server.routes, "register", note)
             broker = registrar(table, server.address, interval_ms=20)
             await broker.start()
             await wait_until(lambda: broker.links[0].registrations >= 3)
-            assert server.counters.registrations >= 3
+            topics = {"T": TopicData(4, 2, 6, 1), "TBW102": TopicData(8, 8, 7)}
+            assert seen[:3] == [("C", "broker-a", 0, "127.0.0.1:10911", topics)] * 3
+            await broker.stop()
+
+    run(test)
+
+
+def test_time_between_two_registrations_is_the_setting_s(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A-BROKER-03, A-BROKER-22: 30 s, in which a change is waited for."""
+    waits: list[float | None] = []
+    timeout = asyncio.timeout
+
+    def note(delay: float | None) -> asyncio.Timeout:
+        waits.append(delay)
+        return timeout(delay)
+
+    async def test() -> None:
+        async with registry() as server:
+            broker = registrar(table, server.address, interval_ms=BrokerSettings().registration_interval_ms)
+            monkeypatch.setattr(asyncio, "timeout", note)
+            await broker.start()
+            await wait_until(lambda: 30.0 in waits)
+            assert broker.links[0].registrations == 1
             await broker.stop()
 
     run(test)
