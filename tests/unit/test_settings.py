@@ -52,6 +52,41 @@ def test_defaults_are_valid_and_have_their_origin() -> None:
     assert loaded.settings.nsq.msg_timeout_ms == 60_000
 
 
+@pytest.mark.parametrize(
+    ("setting", "default"),
+    [
+        ("store.durability", "fsync"),  # design: SmartGo's is async
+        ("store.flush_interval_ms", 500),
+        ("store.refuse_percent", 90),  # A-STORE-51
+        ("store.index_slots", 5_000_000),  # X-STORE-16
+        ("store.index_entries", 20_000_000),  # A-STORE-33
+        ("broker.registration_interval_ms", 30_000),  # A-BROKER-03
+        ("broker.offsets_interval_ms", 5_000),  # A-BROKER-24
+        ("broker.delay_levels", "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"),  # X-BROKER-08
+        ("broker.group_retry_queues", 1),  # A-BROKER-28
+        ("broker.group_retry_max_times", 16),  # A-BROKER-28, X-BROKER-07
+        ("broker.group_consume_from_min", True),  # X-BROKER-06
+        ("broker.client_timeout_ms", 120_000),  # X-NET-08
+        ("broker.queue_lock_ms", 60_000),
+        ("nsq.min_output_buffer_timeout_ms", 25),
+        ("nsq.max_message_bytes", 1 * MIB),  # X-NSQ-08
+        ("nsq.max_msg_timeout_ms", 900_000),  # C-REL-06
+        ("nsq.heartbeat_interval_ms", 30_000),  # X-NET-08
+        ("remoting.max_message_bytes", 4 * MIB),  # X-NSQ-08
+        ("remoting.default_topic_queues", 16),  # A-BROKER-14
+        ("remoting.flush_timeout_ms", 5_000),  # X-STORE-20
+        ("remoting.idle_timeout_ms", 120_000),  # X-NET-02
+        ("registry.scan_interval_ms", 10_000),  # A-REG-14
+        ("registry.expiry_ms", 120_000),  # A-REG-14
+        ("registry.idle_timeout_ms", 120_000),  # X-NET-02
+    ],
+)
+def test_default_of(setting: str, default: object) -> None:
+    """The numbers of the requirements that stand beside them."""
+    section, _, name = setting.partition(".")
+    assert getattr(getattr(Settings(), section), name) == default
+
+
 def test_settings_are_frozen() -> None:
     """Nothing changes a section after start."""
     with pytest.raises(FrozenInstanceError):

@@ -45,7 +45,7 @@ def test_the_first_consumer_makes_a_group_with_the_brokers_defaults(tmp_path: Pa
 
 
 def test_each_change_is_on_disk_and_counts_in_the_version(tmp_path: Path) -> None:
-    """A-BROKER-17, A-BROKER-27; remoting.md 4.11."""
+    """A-BROKER-17, A-BROKER-27, A-BROKER-28: the fields and their defaults; remoting.md 4.11."""
     table = make(tmp_path)
     table.ensure("G1", NOW)
     table.put(SubscriptionGroup("G1", retry_max_times=3), NOW + 5)
