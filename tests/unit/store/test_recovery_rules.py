@@ -794,7 +794,7 @@ def test_the_segment_size_of_the_store_wins_over_the_setting(bench: StoreBench) 
 
 
 def test_segments_and_queue_files_have_rocketmqs_names(bench: StoreBench) -> None:
-    """A-STORE-05, A-STORE-07, A-STORE-14, A-STORE-21, A-STORE-22."""
+    """A-STORE-05, A-STORE-07, A-STORE-14, A-STORE-21."""
     bench.append("orders", *(b"x" * 900 for _ in range(105)))
     bench.close()
     names = sorted(path.name for path in (bench.root / "commitlog").iterdir())
@@ -808,6 +808,18 @@ def test_segments_and_queue_files_have_rocketmqs_names(bench: StoreBench) -> Non
     assert first[at : at + 8] == layouts.encode_blank(SEGMENT_BYTES - at)
     bench.open()
     assert len(bench.messages("orders")) == 105
+
+
+def test_queue_files_hold_whole_entries(make_bench: MakeBench) -> None:
+    """A-STORE-22: of 1024 bytes each becomes 1040, which 52 entries fill."""
+    bench = make_bench(queue_file_bytes=1024)
+    bench.append("orders", *(b"%d" % n for n in range(105)))
+    expected = bench.messages("orders")
+    bench.restart()
+    files = sorted(path.name for path in (bench.root / "consumequeue/orders/0").iterdir())
+    assert files == [f"{n * 1040:020d}" for n in range(3)]
+    assert bench.messages("orders") == expected
+    assert len(expected) == 105
 
 
 def test_every_file_that_may_not_be_on_disk_is_synced_by_a_start(
