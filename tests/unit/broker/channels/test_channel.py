@@ -434,6 +434,14 @@ def test_sample_rate_drops_for_good() -> None:
     assert bench.channel.position(0) == (1_000, 1_000)
 
 
+def test_a_sample_rate_is_the_percentage_that_is_delivered() -> None:
+    """X-NSQ-10: a draw of 0 to 99 below it; nsqd and LMQ let one percent more through."""
+    for rate, least, most in ((1, 60, 140), (50, 4_850, 5_050), (99, 9_860, 9_940)):
+        bench = Bench(seed=42)
+        bench.publish(10_000)
+        assert least < len(bench.take(bench.subscribe(10_000, sample_rate=rate), 10_000)) < most
+
+
 def test_a_delayed_message_is_drawn_once_when_it_is_due() -> None:
     """nsq.md 1.8: the draw is at delivery; a backlog that is not due yet is all deferred."""
     bench = Bench(seed=42)
