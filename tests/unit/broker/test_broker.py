@@ -551,7 +551,7 @@ def test_topics_with_only_ephemeral_channels_are_noted_in_turn(rig: BrokerRig) -
 
 
 def test_an_ephemeral_topic_is_never_on_disk(rig: BrokerRig) -> None:
-    """nsq.md 1.14; X-STORE-04: its messages bypass the log; the topic goes with its last channel."""
+    """nsq.md 1.14; X-STORE-04, B-LMQ-05, B-LMQ-06: messages bypass the log; the topic goes with its last channel."""
     end = rig.store.log.end_offset
     subscription, channel = rig.subscribe("live#ephemeral", "ch")
     assert rig.publish("live#ephemeral", [b"a", b"b"]) == 0
@@ -565,7 +565,7 @@ def test_an_ephemeral_topic_is_never_on_disk(rig: BrokerRig) -> None:
 
 
 def test_an_ephemeral_topic_drops_the_oldest_and_counts_it(tmp_path: Path) -> None:
-    """X-NSQ-02: a bound, and a counter for what it drops."""
+    """X-NSQ-02, B-LMQ-04: a bound, and a counter for what it drops."""
     rig = BrokerRig(tmp_path / "store", ephemeral_messages=10)
     subscription, channel = rig.subscribe("live#ephemeral", "ch")
     rig.publish("live#ephemeral", [b"%d" % i for i in range(25)])
@@ -757,7 +757,10 @@ def test_what_a_start_knows_of_a_channel_goes_when_its_queues_have_it(tmp_path: 
 
 
 def test_a_requeue_delay_survives_a_kill_soon_after_it(rig: BrokerRig) -> None:
-    """REQ delays survive restarts: the page cache has them within 100 ms, the disk within the journal interval."""
+    """REQ delays survive restarts: the page cache has them within 100 ms, the disk within the journal interval.
+
+    Ref: X-NSQ-15.
+    """
     consumer, channel = rig.subscribe("events", "ch")
     rig.publish("events", [b"body"])
     (_, _, message_id) = rig.take(consumer, channel)[0]

@@ -88,7 +88,7 @@ def test_empty_queue(topic: Topic) -> None:
     ],
 )
 def test_offsets_around_the_queue(topic: Topic, offset: int, status: PullStatus, next_offset: int) -> None:
-    """remoting.md 3.10."""
+    """A-STORE-28; remoting.md 3.10."""
     topic.append(*[b"m"] * 5)
     topic.queue.remove_below(2)
     assert facts(topic.read(offset)[0]) == (status, next_offset, 2, 5)

@@ -168,7 +168,7 @@ def test_replies_leave_in_the_order_of_the_log(bench: StoreBench) -> None:
 
 
 def test_a_message_is_visible_when_it_is_durable(make_bench: MakeBench) -> None:
-    """At level fsync a message is delivered only once it is durable; at async at once."""
+    """A-STORE-43, A-STORE-44: at level fsync a message is delivered only once it is durable; at async at once."""
     bench = make_bench()
     by_hand(bench)
     bench.append("t", b"body", flush=False)

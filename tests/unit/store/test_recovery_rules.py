@@ -55,7 +55,7 @@ def note_beginning(bench: StoreBench, offset: int) -> None:
 
 
 def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
-    """StoreFull by budget: a batch that was refused at a segment roll is never delivered."""
+    """A-STORE-51: StoreFull by budget: a batch that was refused at a segment roll is never delivered."""
     bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
     bench.append("t", b"kept")
     before: dict[int, bytes] = {}

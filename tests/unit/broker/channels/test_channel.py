@@ -98,6 +98,7 @@ def test_only_visible_messages_are_delivered() -> None:
 
 
 def test_ready_subscriptions_rotate_and_need_an_open_window() -> None:
+    """X-NSQ-06."""
     bench = Bench()
     bench.publish(1)
     a, b, c = (bench.subscribe(1) for _ in range(3))
