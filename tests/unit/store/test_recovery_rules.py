@@ -810,6 +810,21 @@ def test_segments_and_queue_files_have_rocketmqs_names(bench: StoreBench) -> Non
     assert len(bench.messages("orders")) == 105
 
 
+@pytest.mark.parametrize(("left", "is_last"), [(8, True), (7, False), (0, False)])
+def test_a_record_leaves_room_for_a_blank_one(bench: StoreBench, left: int, is_last: bool) -> None:
+    """A-STORE-14, X-STORE-06: the last of its segment if 8 bytes stay free behind it, else the first of the next."""
+    begin = bench.store.log.end_offset
+    bench.append("t", b"")
+    end = bench.store.log.end_offset
+    body = b"x" * (SEGMENT_BYTES - end - (end - begin) - left)
+    at = bench.append("t", body)[0][2]
+    behind = bench.append("t", b"behind")[0][2]
+    assert at == (end if is_last else SEGMENT_BYTES)
+    assert (behind == SEGMENT_BYTES) == is_last
+    bench.crash_and_open()
+    assert bench.messages("t") == {0: b"", 1: body, 2: b"behind"}
+
+
 def test_queue_files_hold_whole_entries(make_bench: MakeBench) -> None:
     """A-STORE-22: of 1024 bytes each becomes 1040, which 52 entries fill."""
     bench = make_bench(queue_file_bytes=1024)
