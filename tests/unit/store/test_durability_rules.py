@@ -179,8 +179,9 @@ def test_a_message_is_visible_when_it_is_durable(make_bench: MakeBench) -> None:
     assert bench.store.log.read(at) is not None
     assert [queue.position_of(offset) for offset in (-1, 1)] == [-1, -1]
     bench.store.request_flush()
+    bench.append("t", b"while it runs", flush=False)
     bench.store.finish_flush()
-    assert queue.visible_offset == 1
+    assert (queue.next_offset, queue.visible_offset) == (2, 1)
     assert queue.position_of(0) == queue.entries(0, 10)[0][0] == at
     relaxed = make_bench("relaxed", durability="async")
     relaxed.append("t", b"body", flush=False)
