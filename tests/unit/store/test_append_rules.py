@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import PublishBatch
-from headrace.errors import StoreFullError
+from headrace.errors import MessageTooLargeError, StoreFullError
 from headrace.format.names import SCHEDULE_TOPIC
 from headrace.store.check import check_store
 from headrace.store.memory_log import MemoryLog, MemoryQueue
@@ -47,6 +47,15 @@ def test_nothing_is_appended_when_all_are_refused(bench: StoreBench) -> None:
     batch.append(b"no")
     assert bench.store.append(batch) == end
     assert batch.placed(0)[0] == -1
+
+
+def test_a_topic_s_name_ends_where_signed_readers_do(bench: StoreBench) -> None:
+    """X-STORE-08, A-STORE-20: 127 bytes; one more, and nothing is written."""
+    bench.append("t" * 127, b"fits")
+    end = bench.store.log.end_offset
+    with pytest.raises(MessageTooLargeError, match="topic name"):
+        bench.append("t" * 128, b"no")
+    assert bench.store.log.end_offset == end
 
 
 @pytest.mark.parametrize("way", ["restart", "crash_and_open", "rebuild"])
