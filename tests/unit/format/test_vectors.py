@@ -29,7 +29,7 @@ IPV6_BORN = bytes.fromhex(
 
 
 def test_record_with_ipv4_hosts() -> None:
-    """remoting.md 10.4, first vector; A-STORE-11, A-STORE-17, A-STORE-18, A-STORE-19."""
+    """remoting.md 10.4, first vector; A-STORE-11, A-STORE-18, A-STORE-19."""
     assert len(IPV4) == record.check(IPV4, 0, 0) == 169
     decoded = record.decode(IPV4)
     assert (decoded["topic"], decoded["queue_id"], decoded["queue_offset"]) == ("T1", 2, 0)
@@ -45,6 +45,15 @@ def test_record_with_ipv4_hosts() -> None:
     assert reference.store_host == bytes([10, 0, 0, 1]) + struct.pack(">i", 10911)
     assert (reference.reconsume_times, reference.prepared_offset) == (0, 0)
     assert reference.encode() == IPV4
+
+
+def test_a_record_of_rocketmq_is_checked_by_its_body_and_its_place() -> None:
+    """A-STORE-15, A-STORE-17: where it has no checksum of the whole record."""
+    body = IPV4.index(b"hello")
+    damaged = IPV4[:body] + b"j" + IPV4[body + 1 :]
+    assert record.describe(record.check(damaged, 0, 0)) == "bad checksum"
+    assert record.check(damaged, 0, 0, False) == len(IPV4)
+    assert record.describe(record.check(IPV4, 0, 1)) == "physical offset of another place"
 
 
 def test_record_with_an_ipv6_host() -> None:
