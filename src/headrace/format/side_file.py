@@ -19,6 +19,7 @@ import msgspec
 
 from headrace.errors import FormatVersionError, SideFileError
 from headrace.format.lock_file import require_in_place
+from headrace.format.side_shapes import SHAPES
 
 FORMAT_VERSION: Final = 1
 """Version of a store's files, that of each side file among them; a higher one refuses the start."""
@@ -114,7 +115,7 @@ def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:
     Raises:
         FileNotFoundError: there is no such file.
         FormatVersionError: it was written by a newer version.
-        SideFileError: it is damaged.
+        SideFileError: it is damaged, or does not hold what a file of its kind does.
     """
     if is_special(path):
         raise SideFileError(path, "is no regular file", remedy)
@@ -140,6 +141,9 @@ def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:
     if zlib.crc32(body) != crc:
         raise SideFileError(path, "fails its checksum", remedy)
     try:
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(body, type=SHAPES.get(kind, Any))
+    except msgspec.ValidationError as error:
+        reason = f"does not hold what it should, as where a later Headrace wrote it ({error})"
+        raise SideFileError(path, reason, remedy) from None
     except msgspec.DecodeError:
         raise SideFileError(path, "holds no JSON", remedy) from None

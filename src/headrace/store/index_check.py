@@ -28,7 +28,7 @@ def check_index(reader: StoreReader, report: CheckReport) -> None:
     """Check the index files that the note counts."""
     try:
         note = IndexNote.read(reader.directory.index_note)
-    except (SideFileError, TypeError, KeyError):
+    except SideFileError:
         report.damage.append(Finding(
             kind="side_file", file=reader.name_of(reader.directory.index_note), reason="damaged",
             message="headrace/index.json is damaged; the next start makes the index anew from the log",
@@ -86,7 +86,7 @@ def inspect_index(reader: StoreReader) -> dict[str, Any] | None:
     """Return what the index holds as far as it was noted, None where there is no note that can be read."""
     try:
         note = IndexNote.read(reader.directory.index_note)
-    except (SideFileError, TypeError, KeyError):
+    except SideFileError:
         return None
     if note is None:
         return None

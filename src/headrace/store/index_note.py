@@ -85,7 +85,6 @@ class IndexNote:
 
         Raises:
             SideFileError, FormatVersionError: see ``read_side_file``.
-            TypeError, KeyError: it does not hold what it should.
         """
         try:
             payload = read_side_file(path, "index", FORMAT_VERSION, "remove it: the index is made anew from the log")

@@ -80,7 +80,7 @@ class IndexOpening:
         opened = self._opened
         try:
             note = IndexNote.read(self._directory.index_note)
-        except (SideFileError, OSError, TypeError, KeyError, AttributeError) as error:
+        except (SideFileError, OSError) as error:
             logger.warning("note of the key index damaged, the index is made anew from the log error=%s", error)
             return None
         if note is not None and (note.slot_count, note.capacity) != (opened.slot_count, opened.capacity):

@@ -119,8 +119,6 @@ class StoreReader:
             raise
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
-        except (TypeError, ValueError) as error:
-            raise SideFileError(path, "does not hold what it should", f"copy {path}.bak over it") from error
         if identity is None:
             if self.directory.identity_backup.exists():
                 raise SideFileError(path, "is missing", f"copy {path}.bak over it")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.errors import SideFileError
@@ -13,14 +16,14 @@ from headrace.format.side_file import MAX_INDENTED, read_side_file, write_side_f
 
 def test_a_small_file_is_in_lines_and_a_large_one_in_one(tmp_path: Path) -> None:
     """Indenting 6 MB held the event loop for 20 ms and more."""
-    path = tmp_path / "producers.json"
+    path = tmp_path / "rows.json"
     for rows, lines in ((10, 15), (200_000, 2)):
         payload = {"rows": [rows] * rows}
-        write_side_file(path, "producers", 1, payload)
+        write_side_file(path, "rows", 1, payload)
         raw = path.read_bytes()
         assert raw.count(b"\n") == lines
         assert (len(raw) > MAX_INDENTED) == (rows > 10)
-        assert read_side_file(path, "producers", 1, "none") == payload
+        assert read_side_file(path, "rows", 1, "none") == payload
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])
@@ -57,7 +60,53 @@ def test_what_is_in_the_way_of_a_write_is_replaced(tmp_path: Path, kind: str) ->
     path = tmp_path / "checkpoint.json"
     beside = tmp_path / "checkpoint.json.new"
     os.mkfifo(beside) if kind == "fifo" else beside.symlink_to(tmp_path / "not mounted" / "file")
-    write_side_file(path, "checkpoint", 1, {"clean": True})
-    assert read_side_file(path, "checkpoint", 1, "none") == {"clean": True}
+    write_side_file(path, "rows", 1, {"clean": True})
+    assert read_side_file(path, "rows", 1, "none") == {"clean": True}
     assert path.is_file()
     assert not path.is_symlink()
+
+
+RUN = ["orders", 0, 7, 3]
+RIGHT: dict[str, Any] = {
+    "store": {"store_id": "1", "format_version": 1, "segment_bytes": 1, "queue_file_bytes": 1, "created_ms": 1},
+    "epochs": [{"epoch": 1, "first_physical_offset": 0}],
+    "holes": [{"first_offset": 0, "end_offset": 9, "reason": "torn"}],
+    "checkpoint": {"physical_offset": 9, "queue_entries": 1, "clean": True},
+    "index": {"slot_count": 1, "capacity": 1, "physical_offset": 9, "files": []},
+    "boot": {"boot_id": "1"},
+    "catalog": {"applied_offset": 9, "deleted": {}, "topics": {"a": {
+        "queues": 1, "start": [0], "frozen": None, "channels": {"b": {"key": 1, "start": [0]}}}}},
+    "producers": {"applied": 9, "staged": {"committed": [["q", 1]], "batches": [
+        ["q", 2, 0, 0, None, [[0, 0, 3, [["orders", 0, 3]], [RUN]]]]]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_members_of_a_later_build_are_left_out(tmp_path: Path, kind: str) -> None:
+    """store.json and holes.json with one of them ended a start in a traceback."""
+    path, right = tmp_path / "file.json", copy.deepcopy(RIGHT[kind])
+    members = right if isinstance(right, dict) else right[0]
+    members["of_a_later_build"] = 1
+    write_side_file(path, kind, 1, right)
+    read = read_side_file(path, kind, 1, "none")
+    del members["of_a_later_build"]
+    assert msgspec.json.encode(read) == msgspec.json.encode(right)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "text", [[]], {"other": 1}], ids=repr)
+@pytest.mark.parametrize("kind", RIGHT)
+def test_what_a_file_of_its_kind_does_not_hold_is_refused(tmp_path: Path, kind: str, wrong: object) -> None:
+    """A start, and store check of most kinds, ended in a traceback."""
+    path = tmp_path / "file.json"
+    write_side_file(path, kind, 1, wrong)
+    with pytest.raises(SideFileError, match=r"file\.json: does not hold what it should.*; move it"):
+        read_side_file(path, kind, 1, "move it")
+
+
+def test_rows_of_a_later_build_are_refused(tmp_path: Path) -> None:
+    """Nobody knows what their members stand for."""
+    path, right = tmp_path / "file.json", copy.deepcopy(RIGHT["producers"])
+    right["staged"]["batches"][0][5][0][4][0].append("of a later build")
+    write_side_file(path, "producers", 1, right)
+    with pytest.raises(SideFileError, match=r"Expected `array` of length 4 - at `\$\.staged\.batches"):
+        read_side_file(path, "producers", 1, "move it")

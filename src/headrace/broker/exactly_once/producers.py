@@ -242,9 +242,11 @@ class Sequences:
 
     def restore(self, saved: Any, read: Callable[[int], tuple[dict[str, Any], bytes] | None]) -> None:
         """Take up the saved table; all of it is durable."""
-        for txn, partition, topic, queue_id, epoch, end, *more in saved or ():
-            offset = more[0] if more else _UNKNOWN_OFFSET
-            self._put(ProducerKey(txn, partition, topic, queue_id), Progress(epoch, end, 0, offset))
+        for row in saved or ():
+            offset = _UNKNOWN_OFFSET if row.offset is None else row.offset
+            self._put(
+                ProducerKey(row.txn, row.partition, row.topic, row.queue_id), Progress(row.epoch, row.end, 0, offset)
+            )
 
 
 def _encode_rows(rows: Iterator[list[Any]]) -> msgspec.Raw:

@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.broker.exactly_once.key_set import FINGERPRINT_BYTES
 from headrace.broker.exactly_once.producers import KeyWindows, ProducerKey, Sequences
+from headrace.format.side_shapes import Sequence
 
 
 def of_one_creation(count: int) -> Sequences:
@@ -65,7 +66,9 @@ def test_an_epoch_ends_those_before_it_for_every_producer_of_the_txn() -> None:
     }
     sequences.apply(row, b"", 0)
     again = of_one_creation(10)
-    again.restore(msgspec.json.decode(msgspec.json.encode(sequences.snapshot()())), lambda number: None)
+    again.restore(
+        msgspec.json.decode(msgspec.json.encode(sequences.snapshot()()), type=list[Sequence]), lambda number: None
+    )
     for found in (sequences, again):
         for partition, topic, queue in ((1, "orders", 0), (1, "orders", 1), (2, "orders", 0), (1, "bills", 3)):
             assert found.judge(ProducerKey("query", partition, topic, queue), 99, 0, 20).duplicates == 20
@@ -95,7 +98,7 @@ def test_a_txn_is_forgotten_with_its_last_producer() -> None:
 def test_a_saved_copy_brings_every_producer_back() -> None:
     for count in (0, 1, 256, 257, 1_000):
         sequences = filled(count or 1) if count else of_one_creation(1)
-        saved = msgspec.json.decode(msgspec.json.encode({"sequences": sequences.snapshot()()}))["sequences"]
+        saved = msgspec.json.decode(msgspec.json.encode(sequences.snapshot()()), type=list[Sequence])
         again = of_one_creation(1_000)
         again.restore(saved, lambda number: None)
         assert again._table == sequences._table
