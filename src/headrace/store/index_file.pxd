@@ -20,6 +20,7 @@ cdef class IndexFile:
     cdef readonly int64_t end_ms
     cdef readonly int64_t begin_offset
     cdef readonly int64_t end_offset
+    cdef readonly bint is_unsynced          # a sync failed: nobody knows what of the file is on disk, for good
     cdef int fd                             # -1: opened when it is read next
     cdef uint32_t* slots                    # big-endian as in the file; NULL: they are in the file only
     cdef bint has_stale_slots               # the file's slots may hold what memory does not: all are to be written

@@ -26,6 +26,8 @@ class IndexFile:
     end_offset: int
     is_full: bool
     has_slots: bool
+    is_unsynced: bool
+    """A sync failed: nobody knows what of the file is on disk, whatever is written and synced later."""
     def __init__(self, path: str, slot_count: int, capacity: int) -> None: ...
     @staticmethod
     def create(path: str, slot_count: int, capacity: int) -> IndexFile:
@@ -42,7 +44,11 @@ class IndexFile:
     def write_slots(self) -> None:
         """Write the slots to the file; blocks of which none was ever used are left out."""
     def sync(self) -> None:
-        """Make what was written durable. Blocks."""
+        """Make what was written durable. Blocks.
+
+        Raises:
+            OSError: it may not be; ``is_unsynced`` is set if the disk was asked.
+        """
     def finish(self) -> None:
         """Write all that is in memory and sync it: RocketMQ can read the file then. Blocks."""
     def drop_slots(self) -> None:

@@ -227,8 +227,12 @@ cdef class IndexFile:
 
     def sync(self):
         self._open()
-        with naming(self.path):
-            os.fdatasync(self.fd)
+        try:
+            with naming(self.path):
+                os.fdatasync(self.fd)
+        except OSError:
+            self.is_unsynced = True
+            raise
 
     def finish(self):
         self.write_out()

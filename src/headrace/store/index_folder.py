@@ -296,6 +296,7 @@ class IndexFolder:
             try:
                 file.finish()
             except OSError as error:
+                self._doubt_unsynced()
                 self._note_error(error)
                 self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
                 return
@@ -385,12 +386,15 @@ class IndexFolder:
         return has_keys and now - self._marked_ms >= self._settings.checkpoint_interval_ms
 
     def _note(self) -> IndexNote:
+        return self._note_of(self._files, self.keys.indexed_offset, self.keys.keys_ahead)
+
+    def _note_of(self, files: list[IndexFile], physical_offset: int, keys_ahead: int) -> IndexNote:
         return IndexNote(
             slot_count=self.slot_count,
             capacity=self.capacity,
-            physical_offset=self.keys.indexed_offset,
-            keys_ahead=self.keys.keys_ahead,
-            files=[FileNote.of(file) for file in self._files],
+            physical_offset=physical_offset,
+            keys_ahead=keys_ahead,
+            files=[FileNote.of(file) for file in files],
         )
 
     def _sync_marked(self, note: IndexNote) -> None:
@@ -417,8 +421,7 @@ class IndexFolder:
                     with naming(self._folder):
                         os.fsync(folder)
                 except OSError:
-                    self._is_doubtful = True
-                    logger.error("no more notes of the key index until the next start path=%s", file.path)
+                    self._doubt(file)
                     raise
                 finally:
                     os.close(folder)
@@ -429,6 +432,31 @@ class IndexFolder:
         self._noted_keys = self.keys.added_keys
         self.counters.syncs += 1
 
+    def _doubt_unsynced(self) -> None:
+        file = next((file for file in self._files if file.is_unsynced), None)
+        if file is not None:
+            self._doubt(file)
+
+    def _doubt(self, file: IndexFile) -> None:
+        """Note no more of a file that could not be synced, and of newer ones: the next start makes others from the log.
+
+        In this one the kernel takes for written what the disk has not, and ext4 does so for good, whatever is written
+        and synced later.
+        """
+        if self._is_doubtful:
+            return
+        self._is_doubtful = True
+        logger.error("no more notes of the key index until the next start, which makes it anew path=%s", file.path)
+        sound = self._files[: self._files.index(file)]
+        note = self._note_of(sound, file.begin_offset, COUNT_AHEAD)
+        try:
+            note.write(self._directory.index_note)
+        except OSError as error:
+            logger.error(
+                "doubt about the key index not noted error=%s remedy=stop the broker and remove %s: the next start "
+                "makes it anew from the log", error, file.path,
+            )  # fmt: skip
+
     # -- closing ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -437,6 +465,7 @@ class IndexFolder:
         try:
             self._write_last()
         except OSError as error:
+            self._doubt_unsynced()
             self._note_error(error)
         finally:
             self._let_go()

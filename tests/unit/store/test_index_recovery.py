@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.format.side_file import read_side_file
 from headrace.store.index_file import IndexFile
 from tests.support.indexes import SMALL, find, header_count, index_files, note_index, properties, put, require_whole
 from tests.support.stores import MakeBench, StoreBench
@@ -453,6 +454,51 @@ def test_notes_go_on_when_there_is_room_and_files_can_be_opened_again(
     index.tick()
     index.executor.submit(int).result(10)
     assert index.counters.syncs == notes
+
+
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+@pytest.mark.parametrize("at", ["note", "full", "stop"])
+def test_a_file_that_could_not_be_synced_is_made_anew(
+    small: StoreBench, monkeypatch: pytest.MonkeyPatch, at: str, ending: str
+) -> None:
+    """The next start went on in the same file: ext4 writes beside what it takes for written, and it was noted as whole.
+
+    A full file was synced once more, which succeeds though the disk has it not, and noted.
+    """
+    index = small.store.index
+    fill(small, 25)
+    note_index(small)
+    kept, doubtful = (path.name for path in files(small))
+    fill(small, 3, 25)
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        if at == "full":
+            for n in range(28, 45):
+                small.append("T", b"x", flush=False, properties=properties("all", f"U{n}"))
+            index.executor.submit(int).result(10)
+        elif at == "note":
+            small.clock.advance_ms(60_000)
+            index.tick()
+            index.executor.submit(int).result(10)
+        else:
+            index.close()
+    if at != "stop":
+        small.store.flush()
+        for _ in range(3):
+            small.clock.advance_ms(60_000)
+            index.tick()
+            index.executor.submit(int).result(10)
+    small.crash() if ending == "kill" or at == "stop" else small.close()
+    noted = [file["name"] for file in read_side_file(small.root / "headrace/index.json", "index", 1, "")["files"]]
+    assert noted == [kept]
+    small.open()
+    small.store.index.wait_live()
+    assert doubtful not in {path.name for path in files(small)}
+    require_whole(small)
 
 
 def test_a_query_while_the_index_is_made_says_what_it_covers(
