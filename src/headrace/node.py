@@ -200,7 +200,7 @@ class Node:
             version=headrace.__version__,
             data_dir=spell(store.directory.root.resolve()),
             health=lambda: str(store.failure or ""),
-            unready=lambda: str(store.failure) if store.is_replaced else "",
+            unready=lambda: store.why_elsewhere,
             listeners=self.listeners,
         )
         if "nsq_tcp" in self._sockets:

@@ -117,6 +117,7 @@ class Store:
         self.last_write_error: str = ""
         self._pace = LogPace(clock)
         self._look_at_place_ms = 0
+        self.is_away = False  # the path of the store leads nowhere
         self.notify: Callable[[Callable[[], None]], object] = lambda call: call()
         self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
         self.on_durable: Callable[[list[ConsumeQueue]], None] = lambda grown_queues: None
@@ -467,11 +468,13 @@ class Store:
 
         Then what is open goes on, and what has to be opened is tried again. But not in a segment that was removed.
         """
+        self.is_away = False
         try:
             require_in_place(self.directory.commit_log)
         except ReplacedFolderError:
             self._fail(ReplacedStoreError(self.directory.root))
         except OSError as error:
+            self.is_away = True
             if self._pace.is_due("place"):
                 logger.error(
                     "data directory not found, looked for again path=%s error=%s remedy=put it back, or restart the "
@@ -484,6 +487,13 @@ class Store:
     def is_replaced(self) -> bool:
         """Whether another directory was found in the store's place."""
         return isinstance(self.failure, ReplacedStoreError)
+
+    @property
+    def why_elsewhere(self) -> str:
+        """Why what is written is not where the next start looks for it, empty when it is."""
+        if self.is_away:
+            return f"data directory not found: {self.directory.root}"
+        return str(self.failure) if self.is_replaced else ""
 
     def _sync_mark(self, now: int) -> None:
         behind = self.mark.noted_offset - self.mark.synced_offset

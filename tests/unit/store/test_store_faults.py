@@ -1039,6 +1039,7 @@ def test_a_directory_that_is_away_for_a_moment_is_no_other_one(
     for _ in range(3):
         bench.clock.advance_ms(1_000)
         bench.store.tick()
+    assert bench.store.why_elsewhere == f"data directory not found: {bench.root}"
     with pytest.raises(StoreError, match=r"cannot allocate .*No such file or directory"):
         _append_until_refused(bench, bodies)
     assert bench.store.failure is None
@@ -1047,6 +1048,9 @@ def test_a_directory_that_is_away_for_a_moment_is_no_other_one(
         assert list(bench.root.iterdir()) == []
         bench.root.rmdir()
     away.rename(bench.root)
+    bench.clock.advance_ms(1_000)
+    bench.store.tick()
+    assert not bench.store.why_elsewhere
     bench.append("t", b"x" * 10_000)
     bench.restart()
     assert list(bench.messages("t").values()) == [*bodies, b"x" * 10_000]

@@ -380,12 +380,20 @@ class ChannelJournal:
         self._append([encode_record(key, b"", FLAG_FORGOTTEN)])
 
     def require_name(self) -> None:
-        """Refuse a journal whose file somebody removed: what is written to it goes with the process.
+        """Refuse a journal whose file somebody removed or moved: no start finds what is written to it.
+
+        Not where all of the store is away: it comes back with the rest, which the store looks for.
 
         Raises:
             SideFileError: it was; ``needs_compaction`` is True from now on, and makes another.
         """
-        if is_removed(self._journal_path(), self._descriptor):
+        path = self._journal_path()
+        try:
+            require_in_place(path)
+            is_gone = not path.exists() or is_removed(path, self._descriptor)
+        except OSError:  # the store is away, or may not be looked into
+            return
+        if is_gone:
             self.note_loss()
             raise SideFileError(
                 self._journal_path(), "was removed while it is written to", "a snapshot and another journal replace it"

@@ -25,6 +25,7 @@ from headrace.broker.channels.journal import (
 )
 from headrace.broker.channels.stored_channels import read_journal
 from headrace.errors import FormatVersionError, SideFileError, UnsyncedError
+from headrace.format.lock_file import release_lock, take_lock
 
 A, B = b"topic/a", b"topic/b"
 
@@ -462,6 +463,39 @@ def test_a_folder_that_somebody_removed_is_made_anew(directory: Path, journals: 
     assert journal.is_whole
     _, loaded = opened(directory, journals)
     assert loaded.channels == {A: ChannelHistory(b"S1", [b"2"])}
+
+
+@pytest.mark.parametrize("what", ["journal", "folder"])
+def test_a_journal_that_was_moved_away_is_made_anew(directory: Path, journals: list[ChannelJournal], what: str) -> None:
+    """It was written to where no start looks, until the next snapshot: a kill delivered everything again."""
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"1")])
+    moved = directory / "journal.00000001" if what == "journal" else directory
+    moved.rename(directory.with_name("elsewhere"))
+    with pytest.raises(SideFileError, match="was removed while it is written to"):
+        journal.require_name()
+    journal.compact([(A, b"S1")])
+    journal.write([(A, b"2")])
+    journal.require_name()
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"S1", [b"2"])}
+
+
+def test_a_journal_whose_store_is_away_for_a_moment_goes_on(directory: Path, journals: list[ChannelJournal]) -> None:
+    """It comes back with the rest: a snapshot could not be written meanwhile, and what is not noted comes twice."""
+    root = directory.parent / "store"
+    root.mkdir()
+    lock = take_lock(root / "lock")
+    try:
+        journal, _ = opened(root / "channels", journals)
+        root.rename(root.with_name("away"))
+        journal.require_name()
+        journal.write([(A, b"1")])
+        root.with_name("away").rename(root)
+        journal.require_name()
+        assert not journal.needs_compaction
+    finally:
+        release_lock(lock)
 
 
 def test_a_folder_that_cannot_be_listed_keeps_old_journals_and_takes_the_snapshot(
