@@ -15,12 +15,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from headrace.batch import RecordBatch
+from headrace.errors import ClosingError
 from headrace.net.listener import connection_limit
 from headrace.net.turns import TURN_MS
 from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
-from headrace.remoting.handlers.pull import ServedPull, resume
+from headrace.remoting.handlers.pull import ServedPull, refuse_waiting, resume
 from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.large_requests import LargeRequests
 from headrace.remoting.metrics import RemotingCounters, RemotingStats
@@ -118,6 +119,18 @@ class RemotingServer(RequestServer[RemotingConnection]):
             address = await self.listen(bound, lambda: RemotingConnection(self), is_guarded=self.guard is not None)
             self.addresses.append(address)
         ask_through(self.services)
+
+    async def stop(self) -> None:
+        """Refuse the pulls that wait, then stop as every server does.
+
+        Clients pull again some seconds later: Java's and Go's would wait for an answer for 30 s, as they do not notice
+        that the connection has ended.
+        """
+        self.services.holds.wake_all()
+        self.services.group_services.cold_pulls.wake_all()
+        while self._woken:
+            refuse_waiting(self._woken.popleft(), ClosingError("the broker is stopping"))
+        await super().stop()
 
     def connection_lost(self, connection: RemotingConnection) -> None:
         """Forget a connection, and tell the groups whose member it was."""

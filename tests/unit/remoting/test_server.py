@@ -158,6 +158,21 @@ def test_held_pull_is_answered_19_at_its_time(client: RemotingSocket) -> None:
     assert 0.25 < time.monotonic() - began < 3.0
 
 
+def test_pulls_that_wait_are_answered_by_a_stop() -> None:
+    """Java's and Go's clients wait 30 s for the answer to a pull, also when its connection has ended."""
+    with testing.broker(registry__enabled=False) as broker, contextlib.ExitStack() as clients:
+        waiting = [clients.enter_context(RemotingSocket(broker.remoting)) for _ in range(2)]
+        publish(waiting[0], "Stop", b"first")
+        opaques = [client.send(11, pull_fields("StopG", "Stop", 1, sysFlag=6, subscription="*")) for client in waiting]
+        for client in waiting:
+            client.call(30, {"topic": "Stop", "queueId": 0})  # behind this answer the pull waits
+        broker.stop()
+        for client, opaque in zip(waiting, opaques, strict=True):
+            header, _ = client.receive()
+            assert (header["opaque"], header["code"]) == (opaque, 14)
+            assert client.is_closed()
+
+
 def test_a_pull_does_not_wait_for_the_disk_longer_than_its_client(
     client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,6 +256,14 @@ def resume(held: ServedPull) -> None:
         connection.answer(request, connection.reply_to(error, request.code))
 
 
+def refuse_waiting(held: ServedPull, error: RequestError) -> None:
+    """Refuse a pull that waits, unless it is over or its client leaves."""
+    connection, request = held.connection, held.request
+    if not held.is_over and not connection.cause:
+        held.is_over = True
+        connection.answer(request, connection.reply_to(error, request.code))
+
+
 def _answer_found(connection: RemotingConnection, request: PullRequest, result: PullResult) -> None:
     """Answer with the records that the server has read."""
     server, services = connection.server, connection.services
