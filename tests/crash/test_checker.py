@@ -104,7 +104,7 @@ class Script:
         self.step(Drained(self.now))
 
     @property
-    def rules(self) -> set[Rule]:
+    def rules(self) -> set[object]:
         return {violation.rule for violation in self.checker.violations}
 
 

@@ -144,7 +144,7 @@ class Script:
         self.step(SentBack(self.now, self.commands, "g", body_of(sequence), times, dead, due))
         self.step(SentBackAnswered(self.now, self.commands, outcome))
 
-    def rules(self) -> set[Rule]:
+    def rules(self) -> set[object]:
         return {violation.rule for violation in self.checker.violations}
 
 
