@@ -234,6 +234,14 @@ def test_checksum_of_every_length() -> None:
             )
 
 
+def test_a_property_that_looks_a_little_like_the_checksum() -> None:
+    """RocketMQ's own record: its last name begins with two underscores and has eight characters, its value ten."""
+    raw = Record(properties=b"__user_1\x010123456789\x02").encode()
+    assert record.check(raw) == len(raw)
+    nearly = Record(properties=b"__CRC33#\x010123456789\x02").encode()
+    assert record.describe(record.check(nearly)) == "bad checksum"
+
+
 @given(st.lists(records(), max_size=6), st.binary(max_size=30))
 def test_find_steps_over_damage(following: list[Record], noise: bytes) -> None:
     """An invalid range followed by valid records is a hole; the search finds where it ends."""
