@@ -26,3 +26,10 @@ def decode_mark(raw: bytes) -> tuple[int, int, bool]:
         if slot_sequence > sequence:
             sequence, offset = slot_sequence, physical_offset
     return sequence, offset, bool(raw.strip(b"\0")) and not whole
+
+
+def is_whole(raw: bytes) -> bool:
+    """Return whether a mark is as a clean end leaves it: of its size, no slot torn, at most the older never written."""
+    slots = [raw[at : at + SLOT.size] for at in range(0, len(raw), SLOT.size)]
+    written = [slot for slot in slots if slot.strip(b"\0")]
+    return len(raw) == MARK_BYTES and bool(written) and all(decode_mark(slot)[0] for slot in written)

@@ -16,14 +16,19 @@ import zlib
 from pathlib import Path
 
 from headrace.errors import SideFileError
-from headrace.format.durable_mark import CHECKED, MARK_BYTES, SLOT
+from headrace.format.durable_mark import CHECKED, MARK_BYTES, SLOT, is_whole
 from headrace.format.durable_mark import decode_mark as decode_mark
 from headrace.format.side_file import is_special, naming
 from headrace.store.segment import is_overwritten_in_place
 
 
 class DurableMark:
-    """The open mark of one store."""
+    """The open mark of one store.
+
+    Attributes:
+        is_damaged: Nothing in the file that was found can be used; ``is_whole`` is false where a part of it is not as a
+            clean end leaves it.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the mark, made now if there is none.
@@ -38,15 +43,17 @@ class DurableMark:
         self._path = path
         self._map: mmap.mmap | None = None
         try:
-            if os.fstat(self._fd).st_size < MARK_BYTES:
+            found = os.pread(self._fd, MARK_BYTES + 1, 0)
+            if len(found) < MARK_BYTES:
                 os.posix_fallocate(self._fd, 0, MARK_BYTES)
+            os.ftruncate(self._fd, MARK_BYTES)
             if is_overwritten_in_place(str(path)):
                 self._map = mmap.mmap(self._fd, MARK_BYTES)
-            content = os.pread(self._fd, MARK_BYTES, 0)
         except OSError as error:
             os.close(self._fd)
             raise OSError(error.errno, error.strerror, str(path)) from error
-        self._sequence, self.physical_offset, self.is_damaged = decode_mark(content)
+        self._sequence, self.physical_offset, self.is_damaged = decode_mark(found)
+        self.is_whole = not found or is_whole(found)
         self.noted_offset = self.physical_offset
         self.synced_offset = self.physical_offset
 

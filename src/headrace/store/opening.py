@@ -437,6 +437,8 @@ class Opening:
                     self._write_again(segment, mark, accepted_end)
                 os.fdatasync(segment.fd)
         self._mark.note(end)
+        if not self._mark.is_whole:
+            self._mark.note(end)  # the other slot, too
         self._mark.sync()
 
     @staticmethod

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
+from headrace.format.durable_mark import decode_mark, is_whole
 from headrace.format.lock_file import is_held
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.queue_entry import ENTRY, whole_entries
 from headrace.format.record import check
 from headrace.format.side_file import FORMAT_VERSION, is_special, read_side_file
 from headrace.store.directory import Identity, StoreDirectory, queue_folders
-from headrace.store.durable_mark import decode_mark
 
 CLOSED: Final = "closed"
 OPEN: Final = "open"
@@ -165,6 +165,7 @@ class StoreReader:
         except FileNotFoundError:
             return 0, False
         _, physical_offset, is_damaged = decode_mark(raw)
+        is_damaged = is_damaged or not (is_whole(raw) or self.state() != CLOSED or not self.segments())
         return physical_offset, is_damaged
 
     def side_file(self, path: Path, kind: str) -> Any:

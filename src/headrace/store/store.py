@@ -203,8 +203,6 @@ class Store:
         self._is_caseless = self.directory.is_caseless
         self.files = QueueFiles(identity.queue_file_bytes, _most_open(self.settings.open_queue_files, 4))
         self.mark = DurableMark(self.directory.durable_mark)
-        if self.mark.is_damaged:
-            logger.warning("durable mark damaged, set anew from the log path=%s", self.directory.durable_mark)
         self.boot_note = BootNote(self.directory.boot_note)
         open_segments = _most_open(self.settings.open_segments, 16)
         self.log = CommitLog(str(self.directory.commit_log), identity.segment_bytes, open_segments)
@@ -231,6 +229,8 @@ class Store:
         remove_unfinished_segment(self.log, self.directory)
         self.log.open_segments()
         was_clean = not self.directory.abort.exists()
+        if self.mark.is_damaged or (was_clean and len(self.log.segments) > 0 and not self.mark.is_whole):
+            logger.warning("durable mark damaged, set anew from the log path=%s", self.directory.durable_mark)
         self.directory.abort.touch()
         opening = Opening(self)
         self.recovery = opening.recover(was_clean, on_scanned)

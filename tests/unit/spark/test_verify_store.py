@@ -72,6 +72,15 @@ def test_a_store_that_lost_its_mark_is_damaged(store, lose, reason):
     assert log_damage(verify(root)) == [("side_file", None), ("hole", at)]
 
 
+def test_a_mark_that_no_clean_end_leaves_is_damaged(store):
+    """Its written slot is gone: a power cut may do that, but not in a store that was closed."""
+    root, _, _ = store
+    (root / "headrace" / "durable").write_bytes(bytes(48))
+    assert verify(root) == []
+    (root / "abort").unlink()
+    assert ("side_file", None, "damaged") in verify(root)
+
+
 def test_a_log_without_its_last_file_is_damaged(store):
     """What is durable is what the mark says, also where no file is there up to it."""
     root, _, end = store

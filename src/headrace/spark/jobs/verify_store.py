@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError
 from headrace.format import findings
-from headrace.format.durable_mark import decode_mark
+from headrace.format.durable_mark import decode_mark, is_whole
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
 from headrace.format.layout import INDEX, ROCKETMQ_CHECKPOINT_BYTES, SIDE_KINDS, StoreLayout
@@ -98,7 +98,7 @@ class StoreCheck:
         backup = self._read_side_file(layout, layout.identity_backup, "store")
         if backup is not None and self._side["store"] is None:
             raise SideFileError(layout.identity, "is missing", f"copy {layout.identity_backup} over it")
-        self._check_mark(layout.durable_mark)
+        self._check_mark(layout)
 
     def _read_side_file(self, layout: StoreLayout, path: Path, kind: str) -> Any:
         """Return the payload of a side file, None where it is missing or, which is a finding, damaged."""
@@ -116,11 +116,13 @@ class StoreCheck:
         if self._found.is_closed and path.is_file() and path.stat().st_size != ROCKETMQ_CHECKPOINT_BYTES:
             self._found.add(findings.rocketmq_checkpoint_size(path.stat().st_size, ROCKETMQ_CHECKPOINT_BYTES))
 
-    def _check_mark(self, path: Path) -> None:
+    def _check_mark(self, layout: StoreLayout) -> None:
         """A store of Headrace says how far it is durable; without that the log ends at its last right record."""
         try:
-            _, offset, is_damaged = decode_mark(path.read_bytes())
-            reason = "damaged" if is_damaged else ""
+            raw = layout.durable_mark.read_bytes()
+            _, offset, is_damaged = decode_mark(raw)
+            is_left_so = is_whole(raw) or layout.abort.exists() or not self.extent.end
+            reason = "damaged" if is_damaged or not is_left_so else ""
         except FileNotFoundError:
             offset, reason = 0, "missing" if self._side.get("store") is not None and self.extent.end else ""
         self._has_mark = offset > 0
