@@ -155,7 +155,10 @@ def scan_history(path: Path, kind: int) -> HistoryScan:
         magic, version, found_kind, generation, crc = FILE_HEAD.unpack_from(content)
         if magic == FILE_MAGIC and crc == zlib.crc32(content[: FILE_HEAD.size - 4]):
             if version > FILE_VERSION:
-                raise FormatVersionError(f"{path} has format version {version}, this program reads {FILE_VERSION}")
+                raise FormatVersionError(
+                    f"{path} has format version {version}, this Headrace reads up to {FILE_VERSION}: "
+                    "use the Headrace that wrote it, or a newer one; the file was not changed"
+                )
             scan.generation = generation if found_kind == kind else -1
     position = FILE_HEAD.size
     while position < len(content):
