@@ -37,6 +37,7 @@ cdef enum:
     CHECKSUM_NAME_BYTES = 9
     DELIVER_AT_NAME_BYTES = 17
     BATCH_NAME_BYTES = 9
+    MAX_ZEROS = 64              # next to each other in properties without a checksum
 
 
 cdef uint8_t[100][2] PAIRS                 # the two digits of a number, the less significant one first
@@ -242,17 +243,26 @@ cdef inline uint32_t _stored_crc(const uint8_t* digits) noexcept nogil:
 cdef bint _are_properties(const uint8_t* at, uint32_t size) noexcept nogil:
     """Whether properties without a checksum can have been written so (RocketMQ does), and are not a damaged one.
 
-    Names and values alternate and are text; the last name is not nearly that of the checksum.
+    Names and values alternate and are text; the last name is not nearly that of the checksum. A value may hold zeros,
+    but not as many as a write leaves that stopped halfway: those go on to the end of a sector or of the record.
     """
-    cdef uint32_t i, alike
+    cdef uint32_t i, alike, zeros = 0
     cdef uint8_t due = 1
     if size == 0:
         return True
     for i in range(size):
+        if at[i] == 0:
+            zeros += 1
+            if zeros == MAX_ZEROS:
+                return False
+            continue
+        zeros = 0
         if at[i] == due:
             due ^= 3
-        elif at[i] == 0 or at[i] > 0xF4:
+        elif at[i] > 0xF4:
             return False    # no UTF-8 text
+    if zeros:
+        return False
     # RocketMQ leaves the last 2 away.
     if due == 1 and at[size - 1] != 2:
         return False
