@@ -458,7 +458,7 @@ ROWS = {
     ),
     "consumerOffset.json": (
         '{"offsetTable":{"Kept@G":{0:7,1:9},"Kept@H":{0:1}}}',
-        "0:7", "0:-7", "these groups begin anew in these topics: Kept@G: not NAME@NAME",
+        "0:7", '0:"x7"', "these groups begin anew in these topics: Kept@G: not NAME@NAME",
     ),
     "delayOffset.json": (
         '{"offsetTable":{1:3,2:5}}',

@@ -393,6 +393,10 @@ class OffsetTable:
         return sum(len(queues) for queues in self._resets.values())
 
 
+_NO_OFFSETS: Final = "not NAME@NAME with queues and offsets"
+"""What is wrong with a row that no broker can have written."""
+
+
 def find_offsets_fault(content: Mapping[str, Any]) -> str:
     """Say what the content of the file lacks: RocketMQ's table, or SmartGo's."""
     return lacks_table(content, "offsetTable", "offsets")
@@ -421,14 +425,19 @@ def _read_table(table: Any, path: Path, *, group_first: bool) -> Iterable[tuple[
 
 
 def _read_rows(table: Any, *, group_first: bool) -> Iterable[tuple[str, Key, dict[int, int], str]]:
-    """Yield the name of each row of a table, what it says, and what is wrong with it."""
+    """Yield the name of each row of a table, what it says, and what is wrong with it.
+
+    RocketMQ keeps what a client commits, numbers below 0 too, and takes such an offset for none: so do we.
+    """
     for name, queues in table.items() if isinstance(table, dict) else ():
         first, at, second = str(name).partition("@")
         group, topic = (first, second) if group_first else (second, first)
+        fault = "" if at and group and topic else _NO_OFFSETS
+        offsets = {}
         try:
-            offsets = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+            numbers = [(int(queue_id), int(offset)) for queue_id, offset in queues.items()]
         except (AttributeError, TypeError, ValueError):
-            offsets = {-1: -1}
-        is_right = at and group and topic and all(number >= 0 for pair in offsets.items() for number in pair)
-        fault = "" if is_right else "not NAME@NAME with queues and offsets from 0 on"
-        yield str(name), (group, topic), offsets if is_right else {}, fault
+            fault = _NO_OFFSETS
+        else:
+            offsets = {queue_id: offset for queue_id, offset in numbers if queue_id >= 0 and offset >= 0}
+        yield str(name), (group, topic), {} if fault else offsets, fault

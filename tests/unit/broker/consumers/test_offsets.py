@@ -229,12 +229,21 @@ def test_clamped_offsets_are_on_disk_before_anything_is_published(tmp_path: Path
 
 def test_what_no_broker_wrote_is_passed_over_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / FILE_NAME).write_bytes(
-        b'{"offsetTable":{"T":{"0":1},"T@":{"0":1},"A@G":{"x":1},"B@G":5,"C@G":{"0":-1},"D@G":{"0":2},"E@G":{}}}'
+        b'{"offsetTable":{"T":{"0":1},"T@":{"0":1},"A@G":{"x":1},"B@G":5,"C@G":{"0":null},"D@G":{"0":2},"E@G":{}}}'
     )
     table = make(tmp_path)
     assert table.keys() == [("G", "D")]
     assert table.queues("G", "D") == {0: 2}
     assert caplog.text.count("passed over") == 5
+
+
+def test_an_offset_below_0_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """RocketMQ keeps what a client commits, -1 too, and takes it for none when it is asked: the others count."""
+    (tmp_path / FILE_NAME).write_bytes(b'{"offsetTable":{"T@G":{0:4,1:-1,-1:5,3:6},"T@H":{0:-1}}}')
+    table = make(tmp_path)
+    assert table.queues("G", "T") == {0: 4, 3: 6}
+    assert table.keys() == [("G", "T")]
+    assert "passed over" not in caplog.text
 
 
 @pytest.mark.parametrize(
