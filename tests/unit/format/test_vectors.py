@@ -56,6 +56,12 @@ def test_a_record_of_rocketmq_is_checked_by_its_body_and_its_place() -> None:
     assert record.describe(record.check(IPV4, 0, 1)) == "physical offset of another place"
 
 
+@pytest.mark.parametrize("magic", [0xDAA320A6, 0xDAA320A8, 0xCBD43195, 1])
+def test_another_magic_number_is_no_record(magic: int) -> None:
+    """A-STORE-13, X-STORE-06: whatever its checksum says."""
+    assert record.describe(record.check(IPV4[:4] + struct.pack(">I", magic) + IPV4[8:], 0, 0)) == "bad magic"
+
+
 def test_record_with_an_ipv6_host() -> None:
     """remoting.md 10.4, second vector; X-STORE-05."""
     assert len(IPV6_BORN) == record.check(IPV6_BORN, 0, 0x100000040) == 118
