@@ -110,3 +110,23 @@ def test_rows_of_a_later_build_are_refused(tmp_path: Path) -> None:
     write_side_file(path, "producers", 1, right)
     with pytest.raises(SideFileError, match=r"Expected `array` of length 4 - at `\$\.staged\.batches"):
         read_side_file(path, "producers", 1, "move it")
+
+
+def test_a_replacement_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Side files are replaced atomically: write, fsync, rename, fsync of the directory."""
+    steps: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def note_sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append(f"sync {path.name}: {path.read_bytes().count(b'payload') if path.is_file() else 'folder'}")
+        fsync(descriptor)
+
+    def note_replace(path: Path, target: Path) -> Path:
+        steps.append(f"rename {path.name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    write_side_file(tmp_path / "x.json", "x", 1, "payload")
+    assert steps == ["sync x.json.new: 1", "rename x.json.new", f"sync {tmp_path.name}: folder"]
