@@ -86,7 +86,10 @@ def test_encode_is_the_reference(
 
 @given(records())
 def test_decode_is_the_reference(expected: Record) -> None:
-    """remoting.md 2.1, 2.2: V1 and V2, IPv4 and IPv6, with the body's checksum alone as RocketMQ 4 writes it."""
+    """remoting.md 2.1, 2.2: V1 and V2, IPv4 and IPv6, with the body's checksum alone as RocketMQ 4 writes it.
+
+    Ref: X-STORE-05.
+    """
     raw = expected.encode()
     assert layouts.decode_record(raw) == Record(**{**expected.__dict__, "body_crc": layouts.crc31(expected.body)})
     assert record.check(raw, 0, expected.physical_offset) == len(raw)

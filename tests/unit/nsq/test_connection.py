@@ -74,7 +74,7 @@ FATAL = [
 
 @pytest.mark.parametrize(("stream", "data"), FATAL, ids=lambda value: value[:40].decode("latin-1"))
 def test_fatal_refusals(stream, data):
-    """X-NSQ-08; nsq.md 1.13, 12.2 check 2, C-PROTO-09, C-PROTO-16: text, and the frame survives the close."""
+    """X-NSQ-08, B-LMQ-08, C-PROTO-09, C-PROTO-15, C-PROTO-16: text, and the frame survives the close; nsq.md 1.13."""
     bench = Bench()
     client = bench.client()
     assert client.send(stream)[-1] == (1, data)
@@ -86,6 +86,16 @@ def test_fatal_refusals(stream, data):
     assert client.transport.closed
     assert bench.server.stats().connections_closed == {"refused": 1}
     assert bench.server.stats().refusals[data.split()[0].decode()] == 1
+
+
+@pytest.mark.parametrize("name", ["PUB", "DPUB", "MPUB"])
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_messages_of_the_shortest_and_the_longest_size_are_taken(name, size):
+    """X-NSQ-08, B-LMQ-08: those beside them are refused."""
+    body = bytes(size)
+    commands = {"PUB": pub("t", body), "MPUB": mpub("t", [body])}
+    commands["DPUB"] = b"DPUB t 1\n" + struct.pack(">i", size) + body
+    assert Bench().client().send(commands[name]) == [OK]
 
 
 CUT_SHORT = [
