@@ -338,6 +338,10 @@ def test_pull_checks(client: RemotingSocket) -> None:
     assert code(topic="NoSuch", sysFlag=4, subscription="*") == 17
     assert code(queueId=4, sysFlag=4, subscription="*") == 1
     assert code(queueId=-1, sysFlag=4, subscription="*") == 1
+    few = {"topic": "ChecksFew", "defaultTopic": "T", "readQueueNums": 2, "writeQueueNums": 4, "perm": 6}
+    assert client.call(17, few)[0]["code"] == 0
+    asked = [code(topic="ChecksFew", queueId=queue_id, sysFlag=4, subscription="*") for queue_id in range(4)]
+    assert asked == [19, 19, 1, 1]  # of those that are written to, two must not be read
     assert [code(queueId=1, sysFlag=4, subscription="*", queueOffset=at) for at in (0, 5)] == [19, 21]  # it is empty
     assert code() == 24  # nobody has sent a heartbeat
     heartbeat(client, "c1", "ChecksG", subscription("Other"))
@@ -346,6 +350,21 @@ def test_pull_checks(client: RemotingSocket) -> None:
     assert code() == 16
     client.call(17, {"topic": "Checks", "defaultTopic": "T", "readQueueNums": 4, "writeQueueNums": 4, "perm": 2})
     assert code(consumerGroup="ChecksG2") == 16
+
+
+def test_a_broker_that_must_not_be_read_from_refuses_pulls(client: RemotingSocket) -> None:
+    """A-BROKER-40; remoting.md 4.4: before all other checks, also those that it has answered before."""
+    publish(client, "Unread", b"x")
+    fields = pull_fields("UnreadG", "Unread", sysFlag=4, subscription="*")
+    assert [bodies_of(client.call(11, fields)[1]) for _ in range(3)] == [[b"x"]] * 3
+    try:
+        assert client.call(25, {}, b"brokerPermission=2")[0]["code"] == 0
+        for asked in (fields, fields | {"topic": "NoSuch"}):
+            header, content = client.call(11, asked)
+            assert (header["code"], "pulling message is forbidden" in header["remark"], content) == (16, True, b"")
+    finally:
+        client.call(25, {}, b"brokerPermission=6")
+    assert bodies_of(client.call(11, fields)[1]) == [b"x"]
 
 
 def test_pull_takes_what_rocketmq_stumbles_over(client: RemotingSocket) -> None:
