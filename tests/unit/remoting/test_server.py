@@ -258,7 +258,7 @@ def test_no_pull_waits_longer_than_the_setting_says(most_ms: int, is_long: bool,
 
 
 def test_pull_that_must_not_wait_does_not(client: RemotingSocket) -> None:
-    """remoting.md 4.4: without bit 2 the answer is immediate."""
+    """X-BROKER-09; remoting.md 4.4: without bit 2 the answer is immediate."""
     publish(client, "Now", b"first")
     began = time.monotonic()
     header, _ = client.call(11, pull_fields("NowG", "Now", 1, sysFlag=4, subscription="*"))

@@ -188,6 +188,17 @@ def test_a_message_is_visible_when_it_is_durable(make_bench: MakeBench) -> None:
     assert relaxed.store.queue("t", 0).visible_offset == 1
 
 
+def test_a_close_makes_everything_durable(make_bench: MakeBench) -> None:
+    """A-STORE-44, X-NSQ-14: also what nobody waits for; a clean end says that all of it is there."""
+    bench = make_bench(durability="async")
+    flusher = by_hand(bench)
+    bench.append("t", b"body", flush=False)
+    end = bench.store.log.end_offset
+    bench.store.close()
+    assert [target for target, _ in flusher.requests] == [end]
+    assert bench.store.durable_offset == end
+
+
 def test_a_roll_syncs_both_segments(bench: StoreBench) -> None:
     """A segment roll syncs both segments, before anything in the new one counts as durable."""
     flusher = by_hand(bench)
