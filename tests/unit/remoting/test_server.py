@@ -1030,6 +1030,20 @@ def test_how_far_behind_a_group_reads_is_counted() -> None:
         assert 100 < sums[1] - sums[0] < sums[0] / 2
 
 
+def test_what_is_pulled_is_counted(client: RemotingSocket) -> None:
+    """A-BROKER-49, A-BROKER-50: by topic and group, each time; a pull that finds nothing counts as none."""
+    publish(client, "Gotten", *[b"x" * 100] * 3)
+    fields = pull_fields("GottenG", "Gotten", sysFlag=4, subscription="*", maxMsgNums=2)
+    for offset, found in ((0, 2), (0, 2), (2, 1), (3, 0)):
+        assert len(bodies_of(client.call(11, fields | {"queueOffset": offset})[1])) == found
+    sums = {}
+    for name in ("GROUP_GET_NUMS", "GROUP_GET_SIZE"):
+        counted = client.call(315, {"statsName": name, "statsKey": "Gotten@GottenG"})[1]
+        sums[name] = json.loads(counted)["statsMinute"]["sum"]
+    assert sums["GROUP_GET_NUMS"] == 5
+    assert 5 * 100 < sums["GROUP_GET_SIZE"] < 5 * 400
+
+
 def test_members_that_are_lost_together_are_told_of_together(
     broker: testing.RunningBroker, client: RemotingSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
