@@ -163,7 +163,7 @@ def take_over(
     def show_copied(done: int, total: int) -> None:
         bar("copying", done, total)
 
-    with copy_foreign(source, target, clock.now_ms(), show_copied, files.files) as copy:
+    with copy_foreign(source, target, clock.now_ms(), show_copied, files.files, configs) as copy:
         total = len(source.segments) * source.segment_bytes
         store = Store.open(
             replace(settings.store, data_dir=copy.folder, segment_bytes=source.segment_bytes),

@@ -20,7 +20,7 @@ import fcntl
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ from headrace.errors import (
 from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout
 from headrace.format.lock_file import LockHeldError, lock_folder
-from headrace.format.names import is_offset_name, segment_name
+from headrace.format.names import SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES
 from headrace.format.side_file import FORMAT_VERSION, naming, sync_folder, write_side_file
 from headrace.store.consume_queue import count_sound
@@ -282,18 +282,25 @@ class QueueFacts:
 
 @contextmanager
 def copy_foreign(
-    source: ForeignStore, target: Path, now_ms: int, progress: Progress, config: Mapping[str, Path]
+    source: ForeignStore,
+    target: Path,
+    now_ms: int,
+    progress: Progress,
+    config: Mapping[str, Path],
+    topics: Iterable[str] = (),
 ) -> Iterator[StagedCopy]:
     """Copy a store into a folder in ``target``, which now holds a store of ours, without topics.
 
     Args:
         config: Name of each file that the folder ``config`` gets, and what is copied for it.
+        topics: Those that the store is to have beside the ones with queue files.
 
     When the block ends with an error, ``target`` and the folders above it are as they were, and the error names no file
     in the copy.
 
     Raises:
-        ForeignStoreError: ``target`` has something in it, or another process works in it.
+        ForeignStoreError: ``target`` has something in it, another process works in it, or its disk takes two topics
+            for one.
         StoreFullError, StoreError, OSError: it cannot be written.
     """
     _require_apart(target, source.root)
@@ -313,7 +320,11 @@ def copy_foreign(
                 f"the copy needs {needed} bytes and the disk of {target} has {free}: free space, or choose another disk"
             )
         staging.mkdir()
-        damaged = _copy_all(source, StoreDirectory(staging), now_ms, lambda done: progress(done, total))
+        copy = StoreDirectory(staging)
+        copy.create_identity(source.segment_bytes, source.queue_file_bytes, now_ms)
+        if copy.is_caseless:
+            _require_folders({*topics, *(topic_of_directory(path.parts[-3]) for path in source.queue_files)}, target)
+        damaged = _copy_all(source, copy, lambda done: progress(done, total))
         _copy_config(source, StoreDirectory(staging), config)
         yield StagedCopy(staging, damaged, _queue_facts(source, StoreDirectory(staging)))
     except BaseException as error:
@@ -377,15 +388,24 @@ def _require_empty(target: Path) -> None:
         )
 
 
-def _copy_all(
-    source: ForeignStore, target: StoreDirectory, now_ms: int, progress: Callable[[int], object]
-) -> list[str]:
+def _require_folders(topics: Iterable[str], target: Path) -> None:
+    """Refuse topics whose queues would lie in one folder, as upper and lower case are the same on the disk."""
+    owners: dict[str, str] = {}
+    for topic in sorted({*topics, *SYSTEM_TOPICS}):
+        owner = owners.setdefault(topic.lower(), topic)
+        if owner != topic:
+            raise ForeignStoreError(
+                f"topics {owner!r} and {topic!r} would lie in one folder, as upper and lower case are the same on the "
+                f"disk of {target}: choose another disk, or delete one of them in the broker that has them"
+            )
+
+
+def _copy_all(source: ForeignStore, target: StoreDirectory, progress: Callable[[int], object]) -> list[str]:
     """Copy; return the queues of which not all was taken."""
     done = 0
     copies = [(path, target.commit_log / path.name) for path in source.segments]
     foreign = StoreLayout(source.root)
     copies += [(path, target.consume_queues / path.relative_to(foreign.consume_queues)) for path in source.queue_files]
-    target.create_identity(source.segment_bytes, source.queue_file_bytes, now_ms)
     damaged: dict[Path, None] = {}
     for path, copy in copies:
         if copy.parent in damaged:

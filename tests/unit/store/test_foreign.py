@@ -33,6 +33,7 @@ from headrace.format.record import encode_properties, tag_hash
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
 from headrace.store.consume_queue import ConsumeQueue
+from headrace.store.directory import StoreDirectory
 from headrace.store.foreign import ROCKSDB_FOLDERS, STAGING, ForeignStore, copy_foreign, look_at_foreign
 from headrace.store.store import Store
 from tests.support import layouts
@@ -958,3 +959,24 @@ def test_store_of_a_living_broker_is_refused(source: Path) -> None:
             look_at_foreign(source)
         holder.communicate()
     assert look_at_foreign(source).was_clean
+
+
+@pytest.mark.parametrize("other", ["kept", "EMPTY"])
+def test_topics_that_would_share_their_files_are_not_imported(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    """Where the disk takes upper and lower case for one: the queues of one were copied over those of the other."""
+    path = source / "config" / "topics.json"
+    topics = json.loads(path.read_text())
+    topics["topicConfigTable"][other] = configuration(other, 2, 2)
+    path.write_text(json.dumps(topics))
+    if other == "kept":
+        shutil.copytree(source / "consumequeue" / "Kept", source / "consumequeue" / "kept")
+    target = tmp_path / "target"
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreDirectory, "is_caseless", True)
+        assert import_(source, target) == 1
+    names = sorted((other, other.capitalize()))
+    assert f"topics {names[0]!r} and {names[1]!r} would lie in one folder" in capsys.readouterr().err
+    assert not target.exists()
+    assert import_(source, target) in (0, 3)  # the copied queue has the records of another topic
