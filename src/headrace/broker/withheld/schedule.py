@@ -270,7 +270,7 @@ class DelayLevels:
                     if not examined:
                         break
         self._note_durable()
-        self._writer.tick(now_ms)
+        self._writer.tick(self._broker.clock.monotonic_ms())
         interval_ms = self._broker.settings.delay_offsets_interval_ms
         if self._next_save_ms < 0:
             # At once: a process that is killed again and again before its first interval is over must get on, too.

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import PublishBatch
+from headrace.broker.config_file import RETRY_MS, ConfigFile
 from headrace.broker.message import Message, put
 from headrace.broker.pull import PullResult, PullStatus
 from headrace.errors import MessageTooLargeError, SideFileError
@@ -239,6 +240,25 @@ def test_a_clock_that_is_set_back_a_little_delivers_nothing_early(rig: Messaging
     assert rig.bodies("T") == []
     rig.pass_time(2000)
     assert rig.bodies("T") == [b"x"]
+
+
+def test_a_write_that_failed_is_tried_again_also_when_the_clock_is_set_back(
+    rig: MessagingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited until the clock was where it had been: a crash meanwhile delivered all of that again."""
+    saves = ConfigFile.save
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ConfigFile, "save", refuse)
+    rig.levels.put(rig.message("T", b"x"), 1)
+    rig.pass_time(12_000, step=1_000)
+    assert rig.levels._writer.errors
+    monkeypatch.setattr(ConfigFile, "save", saves)
+    rig.clock.step_ms(-3_600_000)
+    rig.pass_time(RETRY_MS + 1_000, step=1_000)
+    assert rig.levels._writer.is_clean
 
 
 def test_a_shorter_delay_counts_from_the_start_that_brought_it(rig: MessagingRig) -> None:
