@@ -13,7 +13,10 @@ from pathlib import Path
 START_TIMEOUT_S = 30.0
 
 # Lines that no kill -9 may cause: the page cache survives it.
-_COMPLAINTS = ("Traceback", " ERROR ", " CRITICAL ", "brought back", "clamped", "damaged", "rebuilt from the whole log")
+_COMPLAINTS = (
+    "Traceback", " ERROR ", " CRITICAL ", "brought back", "made for its messages", "clamped", "damaged",
+    "rebuilt from the whole log",
+)  # fmt: skip
 
 
 class StartError(Exception):

@@ -136,7 +136,10 @@ class TopicTable:
             if topic is None:
                 start = self._starts_behind(name, range(counts[name]), catalog.deleted.get(name, -1))
                 if start:
-                    logger.warning("topic brought back from its messages topic=%s", name)
+                    logger.warning(
+                        "topic made for its messages, which no record names topic=%s reason=its record is lost, or "
+                        "it was the broker's own under another broker.name or remoting.cluster", name,
+                    )  # fmt: skip
                     self._create(name, start, None)
             elif not topic.is_system and catalog.topics[name].key >= 0:
                 new_ids = range(len(topic.queues), counts[name])

@@ -371,7 +371,7 @@ def test_a_topic_whose_creation_is_lost_comes_back_with_all_its_queues(
     topic = rig.broker.find_topic("lost")
     assert topic.config == TopicConfig(3, 3)
     assert take_all(rig, "lost", "ch") == [b"x"]
-    assert "brought back from its messages topic=lost" in caplog.text
+    assert "topic made for its messages, which no record names topic=lost reason=" in caplog.text
     with pytest.raises(TopicNotFoundError):
         rig.broker.find_topic("RMQ_SYS_TRACE_TOPIC")
 
