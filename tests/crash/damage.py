@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from headrace.batch import PublishBatch
 from headrace.clock import ManualClock
 from headrace.format import record
+from headrace.format.lock_file import LockHeldError, lock_folder
 from headrace.settings import StoreSettings
 from headrace.store.store import Store
 
 SEGMENT_BYTES = 1 << 20
 _MEMORY_DISK = Path("/dev/shm")  # tests open a thousand stores: there an fsync costs nothing
+_PREFIX = "headrace-test-"
 _ROOM_BYTES = 512 << 20  # four workers take up to 100 MiB each; containers have 64 MiB there by default
 
 
 def fast_folder(fallback: Path) -> Path:
     """Return a folder in memory where there is room for one."""
     if os.access(_MEMORY_DISK, os.W_OK) and shutil.disk_usage(_MEMORY_DISK).free >= _ROOM_BYTES:
-        folder = _MEMORY_DISK / f"headrace-test-{os.getpid()}-{fallback.name}"
+        folder = _own_folder(_MEMORY_DISK, os.getpid()) / fallback.name
         folder.mkdir(exist_ok=True)
         return folder
     return fallback
+
+
+@cache
+def _own_folder(disk: Path, pid: int) -> Path:
+    """Return the folder of this process, held until its end; what killed ones have left is removed."""
+    for left in disk.glob(f"{_PREFIX}*"):
+        owner = left.name.removeprefix(_PREFIX).partition("-")[0]  # an earlier version made one for each test
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            # A container may share the disk and not the numbers of processes.
+            with suppress(OSError, LockHeldError):
+                held = lock_folder(left)
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(held)
+    own = disk / f"{_PREFIX}{pid}"
+    own.mkdir(exist_ok=True)
+    lock_folder(own)
+    atexit.register(_remove_own, own, pid)
+    return own
+
+
+def _remove_own(own: Path, pid: int) -> None:
+    if os.getpid() == pid:  # not at the end of a forked child
+        shutil.rmtree(own, ignore_errors=True)
 
 
 @dataclass
