@@ -583,8 +583,18 @@ class ChannelJournal:
             f"{remedy_for(exc)}; the snapshot before and the journals stay in use",
         )
 
-    def compact(self, blocks: Iterable[tuple[bytes, bytes]]) -> None:
-        """begin_compaction() and finish_compaction() in one; for start, exit and tests."""
+    def compact(self, blocks: Iterable[tuple[bytes, bytes]], *, is_last: bool = False) -> None:
+        """begin_compaction() and finish_compaction() in one; for start, exit and tests.
+
+        Args:
+            is_last: No try follows, so that a file of its own is not one for each: nothing that was noted behind a
+                snapshot that was refused is read above this one.
+
+        Raises:
+            SideFileError: nothing was replaced; the old snapshot and all journals stay and count.
+        """
+        if is_last:
+            self._serves_snapshot = False
         self.begin_compaction()
         self.finish_compaction(blocks)
 

@@ -221,7 +221,7 @@ class JournalWriter:
         Raises:
             StoreError: it could not be written; the old journal counts.
         """
-        self._journal.compact(self._snapshot_blocks())
+        self._journal.compact(self._snapshot_blocks(), is_last=True)
 
     def close(self) -> None:
         """Close the journal. What cannot be synced at the end is logged: the broker stops all the same."""

@@ -571,6 +571,26 @@ def test_tries_without_room_for_a_snapshot_leave_one_journal(
     assert len(list(directory.glob("journal.*"))) == 1
 
 
+def test_what_was_noted_behind_a_refused_snapshot_is_not_read_above_that_of_a_stop(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk that had room again at the stop: it took back an attempt of what was delivered in between."""
+    journal, _ = opened(directory, journals)
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(SideFileError):
+            journal.compact([(A, b"S0")])
+    journal.write([(A, b"noted before")])
+    journal.compact([(A, b"S1")], is_last=True)
+    _, loaded = opened(directory, journals)
+    assert loaded.channels == {A: ChannelHistory(b"S1", [])}
+    assert len(list(directory.glob("journal.*"))) == 1
+
+
 def test_a_snapshot_under_way_leaves_nothing_above_the_one_that_is_made_in_its_place(
     directory: Path, journals: list[ChannelJournal]
 ) -> None:
