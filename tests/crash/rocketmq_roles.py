@@ -279,7 +279,7 @@ class Consumer(RemotingSocket):
         if frame is None:
             return
         if "nextBeginOffset" not in frame.ext:
-            if frame.code != wire.TOPIC_NOT_EXIST:
+            if frame.code != wire.TOPIC_NOT_EXIST and frame.remark != "the broker is stopping":
                 load.refused(frame)
             load.later(0.3, lambda: self._pull(place, offset, -1))
             return
