@@ -17,6 +17,7 @@ from headrace.errors import (
     InvalidNameError,
     QuotaExceededError,
     StoreError,
+    StoreFullError,
     TooManyConsumersError,
     TopicNotFoundError,
 )
@@ -572,6 +573,21 @@ def test_an_ephemeral_topic_drops_the_oldest_and_counts_it(tmp_path: Path) -> No
     assert bodies(rig.take(subscription, channel)) == [b"%d" % i for i in range(15, 25)]
     assert rig.broker.counters.evicted_ephemeral == 15
     rig.close()
+
+
+def test_what_is_refused_is_not_counted(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B-LMQ-09, B-LMQ-11: messages and their bytes, once they are stored."""
+    rig.publish("events", [b"abc", b"de"])
+
+    def refuse(batch: PublishBatch) -> int:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "append", refuse)
+        with pytest.raises(StoreFullError):
+            rig.publish("events", [b"lost"])
+    topic = rig.broker.find_topic("events")
+    assert (topic.message_count, topic.message_bytes) == (2, 5)
 
 
 def test_a_batch_for_several_topics_goes_to_each(rig: BrokerRig) -> None:
