@@ -39,6 +39,25 @@ def test_ready_consumers_share_a_backlog():
     assert sorted(int(body) for share in shares for body in share) == list(range(3000))
 
 
+def test_a_channel_whose_delivery_fails_stops_no_other(caplog, monkeypatch):
+    """C-FLOW-07: it is logged, and the others get their messages."""
+    bench = Bench()
+    clients = {name: bench.client() for name in ("bad", "good")}
+    for name, client in clients.items():
+        client.subscribe("t", name, ready=1)
+    delivery = bench.server._delivery
+
+    def deliver(channel):
+        if channel.name == "bad":
+            raise RuntimeError("a bug")
+        return delivery.deliver(channel)
+
+    monkeypatch.setattr(bench.server, "_delivery", SimpleNamespace(deliver=deliver))
+    bench.client().send(pub("t", b"x"))
+    assert {name: client.messages() for name, client in clients.items()} == {"bad": [], "good": [b"x"]}
+    assert "delivery failed by a bug topic=t channel=bad" in caplog.messages
+
+
 def test_large_backlog_is_sent_in_bounded_turns():
     """A channel gives the loop back after a batch and comes again."""
     bench = Bench()

@@ -65,7 +65,7 @@ def test_rdy_after_cls_is_ignored_even_when_senseless():
 
 
 def test_documentation_shows_the_table():
-    """What the documents show is generated from the table."""
+    """X-NSQ-13: what the documents show is generated from the table."""
     words = {None: "fatal", False: "ok", True: "ignored"}
     rows = [
         "| " + " | ".join([command.name, *(words[_kind(state, command)] for state in State)]) + " |"

@@ -379,7 +379,7 @@ def test_pull_takes_what_rocketmq_stumbles_over(client: RemotingSocket) -> None:
 
 
 def test_broadcasting_can_be_forbidden(client: RemotingSocket) -> None:
-    """remoting.md 4.4: consumeBroadcastEnable."""
+    """A-BROKER-28, A-BROKER-40; remoting.md 4.4: consumeBroadcastEnable."""
     publish(client, "Bc", b"x")
     client.call(200, None, as_json({"groupName": "BcG", "consumeBroadcastEnable": False}))
     body = {
