@@ -112,7 +112,8 @@ class Catalog:
     def apply(self, change: dict[str, Any], key: int) -> None:
         """Apply one control record that lies at physical offset ``key``.
 
-        A change of something that no longer exists is ignored: a record before it was damaged.
+        A change of something that no longer exists is ignored: a record before it was damaged. But a channel of a topic
+        whose creation is lost brings the topic back, and a deletion is noted.
         """
         name: str = change["topic"]
         operation: str = change["op"]
@@ -126,13 +127,18 @@ class Catalog:
                 self._raise_version(change)
             return
         topic = self.topics.get(name)
-        if topic is None:
-            return
+        if topic is None and operation == "create_channel":
+            # It is younger than the last one of its name; which queues it has the channel says.
+            topic = self.topics[name] = TopicEntry(0, [], None, key=self.deleted.pop(name, UNKNOWN))
+            self._raise_version(change)
         if operation == "delete_topic":
-            del self.topics[name]
+            self.topics.pop(name, None)
             self.deleted[name] = key
             self._raise_version(change)
-        elif operation == "configure_topic":
+            return
+        if topic is None:
+            return
+        if operation == "configure_topic":
             topic.configure(change["config"], change["start"])
             self._raise_version(change)
         elif operation == "pause_topic":

@@ -15,6 +15,7 @@ from headrace.broker.catalog import Catalog
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import PERM_READ, Topic, TopicConfig
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, StoreFullError, TopicNotFoundError
+from headrace.format.names import CONTROL_TOPIC
 from headrace.store.consume_queue import QueueBase
 from tests.support.brokers import BrokerRig
 
@@ -374,6 +375,38 @@ def test_a_topic_whose_creation_is_lost_comes_back_with_all_its_queues(
     assert "topic made for its messages, which no record names topic=lost reason=" in caplog.text
     with pytest.raises(TopicNotFoundError):
         rig.broker.find_topic("RMQ_SYS_TRACE_TOPIC")
+
+
+def lose_change(rig: BrokerRig, queue_offset: int) -> None:
+    """Damage a control record, and start."""
+    place = rig.store.queue(CONTROL_TOPIC, 0).position_of(queue_offset)
+    rig.lose(place, place + 60)
+
+
+def test_a_topic_whose_creation_is_lost_keeps_its_channels(rig: BrokerRig) -> None:
+    """One damaged record costs no other: the records of its channels are whole."""
+    first = rig.store.queue(CONTROL_TOPIC, 0).next_offset
+    rig.publish("t", [b"before"])
+    rig.subscribe("t", "c1")
+    rig.subscribe("t", "c2")
+    rig.publish("t", [b"behind"])
+    lose_change(rig, first)
+    assert sorted(rig.broker.find_topic("t").channels) == ["c1", "c2"]
+    rig.publish("t", [b"new"])
+    rig.restart()
+    assert take_all(rig, "t", "c1") == [b"before", b"behind", b"new"]
+    assert take_all(rig, "t", "c2") == [b"behind", b"new"]
+
+
+def test_a_topic_whose_creation_is_lost_stays_deleted(rig: BrokerRig) -> None:
+    """Its messages brought it back although the deletion was whole."""
+    first = rig.store.queue(CONTROL_TOPIC, 0).next_offset
+    rig.publish("t", [b"x"])
+    rig.broker.delete_topic("t")
+    rig.store.flush()
+    lose_change(rig, first)
+    with pytest.raises(TopicNotFoundError):
+        rig.broker.find_topic("t")
 
 
 # -- publishing to chosen queues ----------------------------------------------------------------------------------
