@@ -203,7 +203,7 @@ class RocketmqChecker(HistoryChecker):
         if not is_its_queue or not is_there:
             self._blame(Rule.MISPLACED, event.at, f"{text} sent_to={sent.place} told={told}")
         elif before and not (sent.kind in _DELAYED and self._may_repeat(before[-1], event.stored_at)):
-            crash = self._first_crash_after(before[-1])
+            crash = self._crash_behind_copy(before[-1])
             crash_s = "none" if crash is None else f"{crash - before[-1]:.1f}"
             acknowledged = self._acknowledged_between(before[-1], crash)
             self._blame(
@@ -227,9 +227,13 @@ class RocketmqChecker(HistoryChecker):
         if sent.kind is Kind.HALF and Decision.COMMIT not in command.decisions:
             self._blame(Rule.UNCOMMITTED, at, f"{text} decisions={sorted(command.decisions)}")
 
+    def _crash_behind_copy(self, stored_at: float) -> float | None:
+        """Return the first crash behind a copy: the broker lives on a little behind its time, noted before the kill."""
+        return self._first_crash_after(stored_at - TOLERANCE_S)
+
     def _may_repeat(self, first: float, second: float) -> bool:
         """Whether a crash between two copies of a delayed message explains the second."""
-        crash = self._first_crash_after(first)
+        crash = self._crash_behind_copy(first)
         if crash is None or crash > second + TOLERANCE_S:
             return False
         return lived(self._held, first, crash) <= CURSORS_S
@@ -252,7 +256,7 @@ class RocketmqChecker(HistoryChecker):
         # Each of those that were sent back may come once more for every crash shortly behind one of them.
         lives = 1
         if not event.place.topic.startswith(_DEAD):
-            crashes = {self._first_crash_after(at) for at in copies.stored_at if self._may_repeat(at, event.stored_at)}
+            crashes = {self._crash_behind_copy(at) for at in copies.stored_at if self._may_repeat(at, event.stored_at)}
             lives += len(crashes)
         if len(copies.stored_at) >= copies.asked * lives:
             self._blame(Rule.DUPLICATE, event.at, f"{where} {payload} copies={len(copies.stored_at) + 1}")

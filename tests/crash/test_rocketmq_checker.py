@@ -351,6 +351,17 @@ def test_delayed_message_comes_again_only_around_a_crash(
     assert script.rules() == rules
 
 
+def test_a_copy_may_be_stored_while_the_kill_is_on_its_way(script: Script) -> None:
+    """The time of a crash is noted before the kill: on a busy machine a tick of the broker came in between."""
+    script.send(0, kind=Kind.TIMED, delay_s=1.0)
+    script.wait(2)
+    script.crash()
+    script.read(0, 0)
+    script.wait(1)
+    script.read(0, 2)
+    assert script.rules() == set()
+
+
 @pytest.mark.parametrize(("outcome", "acknowledged"), [(Outcome.OK, 1), (Outcome.UNKNOWN, 0)])
 def test_blame_says_whether_the_disk_may_be_why(script: Script, outcome: Outcome, acknowledged: int) -> None:
     """What waited is done with once its copy is durable, and an acknowledgement of a later send shows that it was."""
