@@ -76,8 +76,9 @@ class Rig:
     def kill(self) -> None:
         at = time.monotonic()
         self.broker.kill()
+        dead_at = time.monotonic()
         self.load.read_rest(at)
-        self.history.record(Crashed(at))
+        self.history.record(Crashed(at, dead_at - at))
 
     def try_start(self) -> None:
         """Start it where it may be refused, in one sentence, and kill it again; it may have delivered meanwhile."""

@@ -153,9 +153,10 @@ class ChangeGranted(NamedTuple):
 
 
 class Crashed(NamedTuple):
-    """SIGKILL is about to be sent."""
+    """SIGKILL is about to be sent; that much later, in which the broker may still do something, it was surely dead."""
 
     at: float
+    dead_after_s: float = 0.0
 
 
 class Held(NamedTuple):

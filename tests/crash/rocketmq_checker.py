@@ -88,6 +88,7 @@ class RocketmqChecker(HistoryChecker):
         self._command_of: dict[Payload, Command] = {}
         self._unanswered_batches: list[Command] = []
         self._queues: dict[Place, Queue] = defaultdict(Queue)
+        self._deaths: list[float] = []  # when the broker was surely dead, of each crash
         self._stored_at: dict[Payload, list[float]] = defaultdict(list)
         self._owed: dict[Payload, float] = {}  # to when it is deliverable at the latest
         self._open: dict[int, Command] = {}  # acknowledged half messages without a decision
@@ -228,8 +229,9 @@ class RocketmqChecker(HistoryChecker):
             self._blame(Rule.UNCOMMITTED, at, f"{text} decisions={sorted(command.decisions)}")
 
     def _crash_behind_copy(self, stored_at: float) -> float | None:
-        """Return the first crash behind a copy: the broker lives on a little behind its time, noted before the kill."""
-        return self._first_crash_after(stored_at - TOLERANCE_S)
+        """Return when the first crash began that was not over when a copy was stored."""
+        number = bisect_left(self._deaths, stored_at)
+        return self._crashes[number] if number < len(self._deaths) else None
 
     def _may_repeat(self, first: float, second: float) -> bool:
         """Whether a crash between two copies of a delayed message explains the second."""
@@ -477,6 +479,7 @@ class RocketmqChecker(HistoryChecker):
 
     def _crashed(self, event: Crashed) -> None:
         self._crashes.append(event.at)
+        self._deaths.append(event.at + event.dead_after_s)
         for queue in self._queues.values():
             queue.read_now.clear()
 

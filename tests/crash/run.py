@@ -127,8 +127,9 @@ class CrashRun:
             crashed_at = time.monotonic()
             self.broker.kill()
             self.totals.kills += 1
+        dead_at = time.monotonic()
         load.read_rest(crashed_at)
-        self.history.record(Crashed(crashed_at))
+        self.history.record(Crashed(crashed_at, dead_at - crashed_at))
         self._count(load)
 
     def finish(self) -> None:
@@ -174,8 +175,9 @@ class CrashRun:
         self.broker.spawn()
         slowest = max(self.totals.start_seconds[-5:], default=0.3)
         time.sleep(rng.uniform(0.0, slowest * 1.1))
-        self.history.record(Crashed(time.monotonic()))
+        crashed_at = time.monotonic()
         self.broker.kill()
+        self.history.record(Crashed(crashed_at, time.monotonic() - crashed_at))
         self.totals.kills += 1
         self.totals.kills_in_start += 1
 

@@ -104,8 +104,8 @@ class Script:
     def scan(self, end: int, *, first: int = 0, place: Place = HERE) -> None:
         self.step(Scanned(self.now, place, first, end))
 
-    def crash(self) -> None:
-        self.step(Crashed(self.now))
+    def crash(self, dead_after_s: float = 0.0) -> None:
+        self.step(Crashed(self.now, dead_after_s))
 
     def drain(self) -> None:
         self.step(Drained(self.now))
@@ -351,15 +351,19 @@ def test_delayed_message_comes_again_only_around_a_crash(
     assert script.rules() == rules
 
 
-def test_a_copy_may_be_stored_while_the_kill_is_on_its_way(script: Script) -> None:
+@pytest.mark.parametrize(("dead_after_s", "rules"), [(0.05, set()), (0.0, {Rule.DUPLICATE})])
+def test_a_copy_may_be_stored_while_the_kill_is_on_its_way(
+    script: Script, dead_after_s: float, rules: set[Rule]
+) -> None:
     """The time of a crash is noted before the kill: on a busy machine a tick of the broker came in between."""
     script.send(0, kind=Kind.TIMED, delay_s=1.0)
     script.wait(2)
-    script.crash()
+    script.crash(dead_after_s)
+    script.wait(0.02)
     script.read(0, 0)
     script.wait(1)
     script.read(0, 2)
-    assert script.rules() == set()
+    assert script.rules() == rules
 
 
 @pytest.mark.parametrize(("outcome", "acknowledged"), [(Outcome.OK, 1), (Outcome.UNKNOWN, 0)])
