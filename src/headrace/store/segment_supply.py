@@ -120,10 +120,13 @@ class SegmentSupply:
                 segment = None  # room may have been made since: try once more, here
         if segment is None or segment.first_offset != first_offset:
             segment = self._make_segment(first_offset)
+        # Now: publishers may fill this one before the thread finds that it is the last.
         try:
             self._require_room(len(self._log.segments) + 1)
         except (StoreFullError, OSError):
-            self._keep_reserve()  # at once: publishers may fill this one before the thread finds that it is the last
+            self._keep_reserve()
+        else:
+            self._log.reserve_bytes = 0
         return segment
 
     def prepare(self) -> None:
@@ -138,12 +141,10 @@ class SegmentSupply:
 
     def _make_segment(self, first_offset: int) -> Segment:
         try:
-            segment = self._allocate(first_offset)
+            return self._allocate(first_offset)
         except StoreFullError:
             self._keep_reserve()
             raise
-        self._log.reserve_bytes = 0
-        return segment
 
     def _keep_reserve(self) -> None:
         self._log.reserve_bytes = min(RESERVE_BYTES, self._log.segment_bytes // 16)
