@@ -34,6 +34,8 @@ SPARK_CHOICE ?=
 
 # What would have the environment's Python take the packages of others, or pip install elsewhere.
 unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH PIP_PREFIX PIP_ROOT PIP_TARGET
+# Without byte code every worker and every broker of the tests compiles all that it imports; `make clean` removes it.
+unexport PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX
 export PIP_USER := 0
 # In the locale C, when it is asked for in this way, Java cannot name files by other letters than ASCII's.
 ifneq ($(filter C POSIX,$(LC_ALL)),)
@@ -87,6 +89,7 @@ build/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
 	if [ -e build/.compiling ]; then export HEADRACE_FORCE=1; set -- --force; fi; touch build/.compiling; \
 	$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS) "$$@"; status=$$?; \
 	[ $$status -gt 128 ] || rm -f build/.compiling; exit $$status
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 build: build/.compiled | $(SCRATCH) ## make .venv with the package and the command headrace
