@@ -50,9 +50,9 @@ def read_object(body: bytes) -> dict[str, Any]:
     try:
         value = fastjson.loads(body, MAX_SLOW_BYTES)
     except ValueError as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is no JSON: {error}") from error
+        raise RequestRefusedError(f"the body is no JSON: {error}") from error
     if not isinstance(value, dict):
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the body is no JSON object")
+        raise RequestRefusedError("the body is no JSON object")
     return value
 
 
@@ -71,7 +71,7 @@ def read_outline(body: bytes, name: str) -> dict[str, Any]:
         members = _OUTLINE.decode(body)
         return {key: _ENTRIES.decode(raw) if key == name else msgspec.json.decode(raw) for key, raw in members.items()}
     except _MALFORMED as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is malformed: {error}") from error
+        raise RequestRefusedError(f"the body is malformed: {error}") from error
 
 
 def read_entry(entry: Any, name: str) -> dict[str, Any]:
@@ -93,21 +93,17 @@ def read_entries(entries: Sequence[Any], name: str) -> list[dict[str, Any]]:
         try:
             entries = msgspec.json.decode(b"[" + b",".join(entries) + b"]")
         except _MALFORMED as error:
-            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is malformed: {error}") from error
+            raise RequestRefusedError(f"the body is malformed: {error}") from error
     return member_list({name: entries}, name, len(entries), "")
 
 
 def _require_readable(body: bytes) -> None:
     if not body:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the body is missing")
+        raise RequestRefusedError("the body is missing")
     if len(body) > MAX_BYTES:
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"the body has {len(body)} bytes, at most {MAX_BYTES} are read"
-        )
+        raise RequestRefusedError(f"the body has {len(body)} bytes, at most {MAX_BYTES} are read")
     if has_too_many_values(body):
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"the body has more values than the {_most_values(body)} that are read"
-        )
+        raise RequestRefusedError(f"the body has more values than the {_most_values(body)} that are read")
 
 
 def has_too_many_values(body: bytes) -> bool:
@@ -129,9 +125,9 @@ def member_text(given: Mapping[str, Any], name: str, default: str | None = None,
     if value is None and default is not None:
         return default
     if not isinstance(value, str) or (not value and default is None):
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is missing or no text")
+        raise RequestRefusedError(f"the body's <{name}> is missing or no text")
     if most is not None and len(value) > most:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> has more than {most} characters")
+        raise RequestRefusedError(f"the body's <{name}> has more than {most} characters")
     return value
 
 
@@ -151,7 +147,7 @@ def member_int(given: Mapping[str, Any], name: str, default: int = 0, *, most: i
     if isinstance(number, int) and not isinstance(number, bool) and -most - 1 <= number <= most:
         return number
     shown = str(value)[:_LONGEST_SHOWN]
-    raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no whole number: {shown!r}")
+    raise RequestRefusedError(f"the body's <{name}> is no whole number: {shown!r}")
 
 
 def member_constant(given: Mapping[str, Any], name: str, constants: Sequence[str], default: str) -> str:
@@ -164,9 +160,7 @@ def member_constant(given: Mapping[str, Any], name: str, constants: Sequence[str
     if not isinstance(value, int) or isinstance(value, bool):
         return member_text(given, name, default)
     if not 0 <= value < len(constants):
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no number from 0 to {len(constants) - 1}"
-        )
+        raise RequestRefusedError(f"the body's <{name}> is no number from 0 to {len(constants) - 1}")
     return constants[value]
 
 
@@ -180,10 +174,10 @@ def member_list(given: Mapping[str, Any], name: str, most: int, setting: str) ->
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, _OBJECTS) for item in value):
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is no list of objects")
+        raise RequestRefusedError(f"the body's <{name}> is no list of objects")
     if len(value) > most:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_BUSY, f"the body's <{name}> has {len(value)} entries, at most {most} ({setting})"
+            f"the body's <{name}> has {len(value)} entries, at most {most} ({setting})", ResponseCode.SYSTEM_BUSY
         )
     return value
 

@@ -27,7 +27,7 @@ def require_writable(services: Services, topic: Topic | None = None) -> None:
     """
     if not services.permission & PERM_WRITE and (topic is None or topic.config.order):
         raise RequestRefusedError(
-            ResponseCode.NO_PERMISSION, f"the broker[{services.address}] sending message is forbidden"
+            f"the broker[{services.address}] sending message is forbidden", ResponseCode.NO_PERMISSION
         )
 
 
@@ -35,7 +35,7 @@ def require_readable(services: Services) -> None:
     """Refuse while consumers may not pull from this broker."""
     if not services.permission & PERM_READ:
         raise RequestRefusedError(
-            ResponseCode.NO_PERMISSION, f"the broker[{services.address}] pulling message is forbidden"
+            f"the broker[{services.address}] pulling message is forbidden", ResponseCode.NO_PERMISSION
         )
 
 
@@ -43,7 +43,7 @@ def require_sendable(name: str) -> None:
     """Refuse a send to a topic that only the broker writes to."""
     if name in NOT_SENDABLE:
         raise RequestRefusedError(
-            ResponseCode.NO_PERMISSION, f"the topic[{name}] is for the broker alone, not for sending"
+            f"the topic[{name}] is for the broker alone, not for sending", ResponseCode.NO_PERMISSION
         )
 
 
@@ -72,7 +72,7 @@ def find_topic(services: Services, name: str) -> Topic:
 
 def topic_not_found(name: str) -> RequestRefusedError:
     """Return RocketMQ's answer where a topic is not there."""
-    return RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+    return RequestRefusedError(f"topic[{name}] not exist, apply first please!", ResponseCode.TOPIC_NOT_EXIST)
 
 
 def find_readable_queue(services: Services, name: str, queue_id: int, group: str) -> QueueBase:
@@ -83,13 +83,12 @@ def find_readable_queue(services: Services, name: str, queue_id: int, group: str
     """
     topic = find_topic(services, name)
     if not topic.config.perm & PERM_READ:
-        raise RequestRefusedError(ResponseCode.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
+        raise RequestRefusedError(f"the topic[{name}] pulling message is forbidden", ResponseCode.NO_PERMISSION)
     queue = topic.queue(queue_id) if 0 <= queue_id < topic.config.read_queues else None
     if queue is None:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
             f"queueId[{queue_id}] is illegal, topic:[{name}] "
-            f"topicConfig.readQueueNums:[{topic.config.read_queues}] consumer:[{group}]",
+            f"topicConfig.readQueueNums:[{topic.config.read_queues}] consumer:[{group}]"
         )
     return queue
 
@@ -102,7 +101,7 @@ def find_group(services: Services, name: str) -> SubscriptionGroup:
     """
     group = services.groups.get(name)
     if group is None:
-        raise RequestRefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
+        raise RequestRefusedError(f"subscription group not exist, {name}", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
     return group
 
 
@@ -110,5 +109,5 @@ def require_consuming(group: SubscriptionGroup) -> None:
     """Refuse a group that may not consume."""
     if not group.consume_enabled:
         raise RequestRefusedError(
-            ResponseCode.NO_PERMISSION, f"subscription group no permission, {group.name} (consumeEnable)"
+            f"subscription group no permission, {group.name} (consumeEnable)", ResponseCode.NO_PERMISSION
         )

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from headrace.remoting.codes import ResponseCode
 from headrace.remoting.reply import RequestRefusedError
 
 MAX_I64: Final = (1 << 63) - 1
@@ -24,7 +23,7 @@ def text(ext: Mapping[str, str], name: str) -> str:
     """
     value = ext.get(name)
     if not value:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing or empty")
+        raise RequestRefusedError(f"the custom field <{name}> is missing or empty")
     return value
 
 
@@ -36,7 +35,7 @@ def present(ext: Mapping[str, str], name: str) -> str:
     """
     value = ext.get(name)
     if value is None:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
+        raise RequestRefusedError(f"the custom field <{name}> is missing")
     return value
 
 
@@ -49,12 +48,12 @@ def number(ext: Mapping[str, str], name: str, default: int | None = None, *, mos
     value = ext.get(name)
     if value is None or value == "":
         if default is None:
-            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
+            raise RequestRefusedError(f"the custom field <{name}> is missing")
         return default
     result = int(value) if _NUMBER.fullmatch(value) else MAX_I64 + 1
     if not -most - 1 <= result <= most:
         shown = value[:_LONGEST_SHOWN]
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is no valid number: {shown!r}")
+        raise RequestRefusedError(f"the custom field <{name}> is no valid number: {shown!r}")
     return result
 
 

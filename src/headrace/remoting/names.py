@@ -59,16 +59,10 @@ def require_topic(name: str) -> None:
         RequestRefusedError: it breaks a rule; the remark says which.
     """
     if not name:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the topic is blank")
+        raise RequestRefusedError("the topic is blank")
     if len(name) > MAX_TOPIC_BYTES:
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"the topic is longer than {MAX_TOPIC_BYTES} characters: {name[:MAX_TOPIC_BYTES]}...",
-        )
+        raise RequestRefusedError(f"the topic is longer than {MAX_TOPIC_BYTES} characters: {name[:MAX_TOPIC_BYTES]}...")
     if VALID.fullmatch(name) is None:
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"the topic {name!r} contains illegal characters, allowed are ^[%|a-zA-Z0-9_-]+$",
-        )
+        raise RequestRefusedError(f"the topic {name!r} contains illegal characters, allowed are ^[%|a-zA-Z0-9_-]+$")
     if is_reserved(name):
-        raise RequestRefusedError(ResponseCode.NO_PERMISSION, f"the topic {name} is reserved for the broker")
+        raise RequestRefusedError(f"the topic {name} is reserved for the broker", ResponseCode.NO_PERMISSION)

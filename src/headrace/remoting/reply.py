@@ -90,7 +90,7 @@ Parts = Generator[None, None, Reply]
 class RequestRefusedError(RequestError):
     """A request that is answered with ``code`` and the error's text as its remark."""
 
-    def __init__(self, code: int, remark: str, ext: dict[str, str] | None = None) -> None:
+    def __init__(self, remark: str, code: int = ResponseCode.SYSTEM_ERROR, ext: dict[str, str] | None = None) -> None:
         super().__init__(remark)
         self.code = int(code)
         self.ext = ext

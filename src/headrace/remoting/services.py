@@ -136,8 +136,8 @@ class Services:
             return group
         if not self.auto_create_groups and not is_system_group(name):
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group [{name}] does not exist, and remoting.auto_create_groups is off",
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
             )
         return self.groups.ensure(name, self.clock.now_ms())
 

@@ -111,5 +111,5 @@ def find_or_create(services: Services, name: str, template: str, wanted_queues: 
     else:
         why = "remoting.auto_create_topics is off"
     raise RequestRefusedError(
-        ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please! It is not made now: {why}"
+        f"topic[{name}] not exist, apply first please! It is not made now: {why}", ResponseCode.TOPIC_NOT_EXIST
     )

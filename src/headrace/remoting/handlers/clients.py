@@ -114,9 +114,9 @@ def admit_groups(
             if _lacks_something(services, data.group):
                 if made >= MAX_NEW_GROUPS or queues >= MAX_NEW_QUEUES:
                     raise RequestRefusedError(
-                        ResponseCode.SYSTEM_BUSY,
                         "the body's <consumerDataSet> names more groups that do not exist, or have no retry topic, "
                         f"than one heartbeat makes; {made} were made now, the next heartbeat makes more",
+                        ResponseCode.SYSTEM_BUSY,
                     )
                 made += 1
             group = services.ensure_group(data.group)
@@ -166,17 +166,14 @@ def read_consumers(body: dict[str, Any], most: int, now_ms: int = 0) -> Generato
             read += len(part)
             tags += sum(str(item.get("subString")).count("||") for item in part)
             if tags > MAX_TAGS:
-                raise RequestRefusedError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"the body's subscriptions have more tags than the {MAX_TAGS} that are read",
-                )
+                raise RequestRefusedError(f"the body's subscriptions have more tags than the {MAX_TAGS} that are read")
             subscriptions += (read_subscription(item, now_ms) for item in part)
         consumers.append(_read_consumer(given, subscriptions))
         left -= len(subscriptions)
         if left < 0:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY,
                 f"the body's <consumerDataSet> has more than {most} subscriptions (remoting.max_subscriptions)",
+                ResponseCode.SYSTEM_BUSY,
             )
     return consumers
 
@@ -208,7 +205,7 @@ def read_subscription(given: dict[str, Any], now_ms: int = 0) -> Subscription:
     kind = bodies.member_text(given, "expressionType", TAG)
     if kind not in ("", TAG, SQL92):
         raise RequestRefusedError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"expression type {kind[:64]!r} is neither TAG nor SQL92"
+            f"expression type {kind[:64]!r} is neither TAG nor SQL92", ResponseCode.SUBSCRIPTION_PARSE_FAILED
         )
     expression = bodies.member_text(given, "subString", "*", most=MAX_EXPRESSION)
     return Subscription.make(
@@ -250,6 +247,6 @@ def check_client_config(peer: Peer, command: Command) -> Reply:
     body = bodies.read_object(command.body)
     given = body.get("subscriptionData")
     if not isinstance(given, dict):
-        raise RequestRefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the body's <subscriptionData> is missing")
+        raise RequestRefusedError("the body's <subscriptionData> is missing", ResponseCode.SUBSCRIPTION_PARSE_FAILED)
     filter_of(bodies.member_text(given, "expressionType", "TAG"), bodies.member_text(given, "subString", "*"))
     return Reply()

@@ -55,9 +55,7 @@ def physical_offset_of(message_id: str) -> int:
             raise ValueError("wrong length")
         (offset,) = struct.unpack(">q", bytes.fromhex(message_id[-_OFFSET_DIGITS:]))
     except ValueError as error:
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"<msgId> {message_id[:64]!r} is no offset id of 32 or 56 hex digits"
-        ) from error
+        raise RequestRefusedError(f"<msgId> {message_id[:64]!r} is no offset id of 32 or 56 hex digits") from error
     return int(offset)
 
 
@@ -71,11 +69,10 @@ def forward(peer: Peer, command: Command, client_id: str, ext: dict[str, str], b
     group = fields.text(ext, "consumerGroup")
     member = services.clients.find_member(group, client_id)
     if member is None:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+        raise RequestRefusedError(f"The Consumer <{group}> <{client_id}> not online")
     if member.client.version < FIRST_VERSION_WITH_RUNNING_INFO:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"The Consumer <{client_id}> Version too low to finish, please upgrade it: {member.client.version}",
+            f"The Consumer <{client_id}> Version too low to finish, please upgrade it: {member.client.version}"
         )
 
     def answered(response: Command | None) -> None:

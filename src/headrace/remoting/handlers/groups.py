@@ -43,7 +43,7 @@ def update_group(peer: Peer, command: Command) -> Reply:
     try:
         group = SubscriptionGroup.from_fields(body, services.groups.get(name))
     except ValueError as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        raise RequestRefusedError(str(error)) from error
     services.groups.put(group, services.clock.now_ms())
     return Reply(wait_saved=services.groups.when_saved)
 
@@ -94,7 +94,7 @@ def get_consumer_connections(peer: Peer, command: Command) -> Reply:
     name = fields.text(command.ext, "consumerGroup")
     group = peer.services.clients.consumer_group(name)
     if group is None:
-        raise RequestRefusedError(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+        raise RequestRefusedError(f"the consumer group[{name}] not online", ResponseCode.CONSUMER_NOT_ONLINE)
     body = {
         "connectionSet": bodies.connection_set(group.members.values()),
         "consumeFromWhere": group.consume_from_where,
@@ -112,7 +112,7 @@ def get_producer_connections(peer: Peer, command: Command) -> Reply:
     name = fields.text(command.ext, "producerGroup")
     members = peer.services.clients.producers(name)
     if not members:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        raise RequestRefusedError(f"the producer group[{name}] not exist")
     return Reply(body=bodies.encode({"connectionSet": bodies.connection_set(members)}))
 
 

@@ -87,7 +87,7 @@ def view_message(peer: Peer, command: Command) -> Reply | None:
         try:
             stored = find_visible(peer.services, physical_offset)
         except MessageNotFoundError as error:
-            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestRefusedError(str(error)) from error
         if user is not None:
             peer.require(user, Need(Action.SUBSCRIBE, stored.topic), command.code)
         return Reply(body=stored.raw)
@@ -113,7 +113,7 @@ def query_message(peer: Peer, command: Command) -> Reply | None:
         return Reply(ResponseCode.QUERY_NOT_FOUND, NOTHING_FOUND)
     if services.key_queries >= MAX_QUERIES:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_BUSY, f"{MAX_QUERIES} queries by key are running, no more are taken at once"
+            f"{MAX_QUERIES} queries by key are running, no more are taken at once", ResponseCode.SYSTEM_BUSY
         )
     services.key_queries += 1
     store = services.broker.store

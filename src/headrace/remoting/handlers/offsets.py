@@ -91,7 +91,7 @@ def require_open_group(group: str) -> None:
     require_group_name(group)
     if group == DECIDED_GROUP:
         raise RequestRefusedError(
-            ResponseCode.NO_PERMISSION, f"the offsets of group [{group}] are set by the broker alone"
+            f"the offsets of group [{group}] are set by the broker alone", ResponseCode.NO_PERMISSION
         )
 
 
@@ -109,7 +109,7 @@ def update_consumer_offset(peer: Peer, command: Command) -> Reply:
         offsets.forget(group, topic, fields.number(ext, "queueId", most=fields.MAX_I32))
     elif queue is None:
         raise RequestRefusedError(
-            ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] has no queue {ext.get('queueId')}, no offset is kept for it"
+            f"topic[{topic}] has no queue {ext.get('queueId')}, no offset is kept for it", ResponseCode.TOPIC_NOT_EXIST
         )
     else:
         if fields.flag(ext, "endsReset"):  # Headrace's own: who reads without pulls hears of no reset
@@ -203,12 +203,10 @@ def reset_offset(peer: Peer, command: Command) -> Reply:
     topic = visible_topic(services, name)
     if topic is None:
         raise RequestRefusedError(
-            ResponseCode.TOPIC_NOT_EXIST, f"the topic[{name}] not exist, so no offset of it is reset"
+            f"the topic[{name}] not exist, so no offset of it is reset", ResponseCode.TOPIC_NOT_EXIST
         )
     if services.groups.get(group) is None and not services.offsets.queues(group, name):
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"the consumer group <{group}> does not exist, so no offset of it is reset"
-        )
+        raise RequestRefusedError(f"the consumer group <{group}> does not exist, so no offset of it is reset")
     targets = find_targets(services, topic, group, ext)
     follows = follows_resets(services, group)
     if not (follows and is_broadcasting(services, group)):
@@ -233,7 +231,7 @@ def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, st
     is_named = only >= 0 and wanted >= 0  # 5.x: such an offset is set, without isForce
     force = fields.present(ext, "isForce").lower() == "true"
     if only >= 0 and topic.queue(only) is None:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{topic.name}] has no queue {only}")
+        raise RequestRefusedError(f"topic[{topic.name}] has no queue {only}")
     targets = {}
     for queue in topic.queues:
         if only >= 0 and queue.queue_id != only:
@@ -241,8 +239,7 @@ def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, st
         if is_named:
             if not queue.min_offset <= wanted <= queue.visible_offset:
                 raise RequestRefusedError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"offset {wanted} is outside queue {only}: {queue.min_offset} to {queue.visible_offset}",
+                    f"offset {wanted} is outside queue {only}: {queue.min_offset} to {queue.visible_offset}"
                 )
             at = wanted
         elif timestamp_ms == _TO_THE_END:
@@ -280,7 +277,7 @@ def get_consumer_status(peer: Peer, command: Command) -> Reply | None:
     only = ext.get("clientAddr", "")
     online = services.clients.members(group)
     if not online:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{group}]")
+        raise RequestRefusedError(f"No Any Consumer online in the consumer group: [{group}]")
     members = [
         member
         for member in online
@@ -330,7 +327,7 @@ def read_status(body: bytes) -> dict[str, Any]:
     try:
         bodies.encode({"messageQueueTable": table})
     except (TypeError, ValueError) as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"its table cannot be passed on: {error}") from error
+        raise RequestRefusedError(f"its table cannot be passed on: {error}") from error
     if not isinstance(table, dict):
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "its answer has no messageQueueTable")
+        raise RequestRefusedError("its answer has no messageQueueTable")
     return table

@@ -120,15 +120,15 @@ def check_texts(request: PullRequest) -> None:
     """
     expression = request.subscription or ""
     if len(request.language) > MAX_WORD:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"a language has at most {MAX_WORD} characters")
+        raise RequestRefusedError(f"a language has at most {MAX_WORD} characters")
     if len(request.expression_type or "") > MAX_WORD:
         raise RequestRefusedError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"an expression type has at most {MAX_WORD} characters"
+            f"an expression type has at most {MAX_WORD} characters", ResponseCode.SUBSCRIPTION_PARSE_FAILED
         )
     if len(expression) > MAX_EXPRESSION_CHARACTERS:
         raise RequestRefusedError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_CHARACTERS} are accepted",
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
         )
 
 
@@ -157,17 +157,17 @@ def find_filter(services: Services, group: SubscriptionGroup, request: PullReque
     members = services.clients.consumer_group(name)
     if members is None:
         raise RequestRefusedError(
-            ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist, group: {name}"
+            f"the consumer's group info not exist, group: {name}", ResponseCode.SUBSCRIPTION_NOT_EXIST
         )
     if not group.broadcast_enabled and members.message_model == "BROADCASTING":
         raise RequestRefusedError(
-            ResponseCode.NO_PERMISSION, f"the consumer group[{name}] can not consume by broadcast way"
+            f"the consumer group[{name}] can not consume by broadcast way", ResponseCode.NO_PERMISSION
         )
     subscription = services.clients.subscription(name, request.topic)
     if subscription is None:
         raise RequestRefusedError(
-            ResponseCode.SUBSCRIPTION_NOT_EXIST,
             f"the consumer's subscription not exist, group: {name}, topic: {request.topic}",
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
         )
     if subscription.version < request.sub_version:
         if request.subscription:

@@ -205,7 +205,7 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
 
 
 def _malformed(name: str, wanted: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body's <{name}> is not {wanted}")
+    return RequestRefusedError(f"the body's <{name}> is not {wanted}")
 
 
 def _selected(services: Services, request: StateRequest) -> Iterator[Topic]:
@@ -344,9 +344,7 @@ def read_queue(peer: Peer, command: Command) -> None:
     queue = find_readable_queue(services, name, queue_id, ext.get("group", ""))
     offset, end_offset = fields.number(ext, "offset"), fields.number(ext, "endOffset")
     if end_offset < offset:
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"the custom field <endOffset> = {end_offset} is below <offset> = {offset}"
-        )
+        raise RequestRefusedError(f"the custom field <endOffset> = {end_offset} is below <offset> = {offset}")
     tags = ext.get("tags", "")
     wanted = filter_of(TAG, tags) if tags else EVERYTHING
     most = fields.number(ext, "maxMessages", MAX_MESSAGES)
@@ -370,7 +368,7 @@ def _require_readable_here(services: Services, command: Command) -> None:
     meant = command.ext.get("broker", "")
     if meant and meant != services.broker.name:
         raise RequestRefusedError(
-            ResponseCode.SERVICE_NOT_AVAILABLE, f"broker {services.broker.name!r} is here now, not {meant[:256]!r}"
+            f"broker {services.broker.name!r} is here now, not {meant[:256]!r}", ResponseCode.SERVICE_NOT_AVAILABLE
         )
     require_readable(services)
 

@@ -133,8 +133,8 @@ def check(services: Services, request: SendRequest) -> None:
     most = services.settings.max_message_bytes
     if len(request.body) > most:
         raise RequestRefusedError(
-            ResponseCode.MESSAGE_ILLEGAL,
             f"the message is illegal, body of {len(request.body)} bytes is above remoting.max_message_bytes = {most}",
+            ResponseCode.MESSAGE_ILLEGAL,
         )
 
 
@@ -172,14 +172,14 @@ def store_batch(peer: Peer, request: SendRequest, message: Message) -> Reply:
     try:
         parts = decode_batch(request.body)
     except ProtocolError as error:
-        raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is illegal: {error}") from error
+        raise RequestRefusedError(f"the batch is illegal: {error}", ResponseCode.MESSAGE_ILLEGAL) from error
     if not parts:
-        raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, "the batch is illegal: it has no message")
+        raise RequestRefusedError("the batch is illegal: it has no message", ResponseCode.MESSAGE_ILLEGAL)
     if len(parts) > MAX_PARTS:
         raise RequestRefusedError(
-            ResponseCode.MESSAGE_ILLEGAL,
             f"the batch is illegal: {len(parts)} messages, at most {MAX_PARTS} are accepted where its topic is new, "
             "a body is empty or a property is the broker's",
+            ResponseCode.MESSAGE_ILLEGAL,
         )
     services = peer.services
     outbox = Outbox(services.broker)
@@ -204,8 +204,8 @@ def _require_plain_batch(request: SendRequest) -> None:
     is_transactional = request.is_prepared or request.sys_flag & SYS_TRANSACTION
     if level_of(request.properties) or is_transactional or request.topic.startswith(RETRY_PREFIX):
         raise RequestRefusedError(
-            ResponseCode.MESSAGE_ILLEGAL,
             "the batch is illegal: it may be neither delayed nor transactional nor a retry",
+            ResponseCode.MESSAGE_ILLEGAL,
         )
 
 
@@ -220,8 +220,8 @@ def _require_plain(services: Services, message: Message, index: int) -> None:
     is_prepared = properties.get("TRAN_MSG", "").lower() == "true"
     if is_prepared or level_of(properties) or services.messages.timed.due_ms(properties, services.clock.now_ms()):
         raise RequestRefusedError(
-            ResponseCode.MESSAGE_ILLEGAL,
             f"the batch is illegal: its message {index} is delayed or transactional; send such messages one by one",
+            ResponseCode.MESSAGE_ILLEGAL,
         )
 
 

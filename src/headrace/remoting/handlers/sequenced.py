@@ -140,7 +140,7 @@ def _from_zero(ext: dict[str, str], name: str, most: int = fields.MAX_I64) -> in
 
 
 def _illegal(text: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, f"the batch is illegal: {text}")
+    return RequestRefusedError(f"the batch is illegal: {text}", ResponseCode.MESSAGE_ILLEGAL)
 
 
 def send_sequenced(peer: Peer, command: Command) -> Reply:

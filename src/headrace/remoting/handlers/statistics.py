@@ -150,7 +150,7 @@ def view_stats(peer: Peer, command: Command) -> Reply:
     name, key = fields.text(command.ext, "statsName"), fields.text(command.ext, "statsKey")
     found = peer.services.statistics.snapshot(name, key)
     if found is None:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+        raise RequestRefusedError(f"The stats <{name}> <{key}> not exist")
     body = {
         "statsMinute": _window(found.minute),
         "statsHour": _window(found.hour),
@@ -174,13 +174,13 @@ def get_config(peer: Peer, command: Command) -> Reply:
 def update_config(peer: Peer, command: Command) -> Reply:
     """Change what may be changed while the broker runs (25)."""
     if not command.body or len(command.body) > MAX_BYTES:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is missing or longer than {MAX_BYTES} bytes")
+        raise RequestRefusedError(f"the body is missing or longer than {MAX_BYTES} bytes")
     try:
         peer.services.config.change(command.body.decode())
     except UnicodeDecodeError as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the body is not UTF-8: {error}") from error
+        raise RequestRefusedError(f"the body is not UTF-8: {error}") from error
     except ConfigRefusedError as error:
-        raise RequestRefusedError(ResponseCode.NO_PERMISSION, str(error)) from error
+        raise RequestRefusedError(str(error), ResponseCode.NO_PERMISSION) from error
     return Reply()
 
 

@@ -39,7 +39,7 @@ def find_nameable_topic(services: Services, name: str) -> Topic:
     """
     topic = nameable_topic(services, name)
     if topic is None:
-        raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        raise RequestRefusedError(f"topic[{name}] not exist", ResponseCode.TOPIC_NOT_EXIST)
     return topic
 
 
@@ -50,9 +50,7 @@ def update_topic(peer: Peer, command: Command) -> Reply:
     require_topic(name)
     known = services.broker.topics.get(name)
     if (known is not None and known.is_system) or name.startswith(SYSTEM_TOPIC_PREFIX):
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"the topic[{name}] is conflict with system reserved words."
-        )
+        raise RequestRefusedError(f"the topic[{name}] is conflict with system reserved words.")
     wait = services.broker.configure_topic(name, _read_config(command.ext, services.settings.max_topic_queues))
     # Tools and people look at the file and ask for the route next (A-BROKER-18, A-BROKER-21).
     told = partial(services.when_registered, [name])
@@ -70,24 +68,17 @@ def _read_config(ext: dict[str, str], most: int) -> TopicConfig:
         counts[field] = fields.number(ext, field, most=fields.MAX_I32)
         if not 0 <= counts[field] <= most:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
-                f"<{field}> = {counts[field]} is not accepted: 0 to {most} (remoting.max_topic_queues)",
+                f"<{field}> = {counts[field]} is not accepted: 0 to {most} (remoting.max_topic_queues)"
             )
     if not any(counts.values()):
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"<readQueueNums> and <writeQueueNums> = 0 are not accepted: one of them 1 to {most}",
-        )
+        raise RequestRefusedError(f"<readQueueNums> and <writeQueueNums> = 0 are not accepted: one of them 1 to {most}")
     perm = fields.number(ext, "perm", most=fields.MAX_I32)
     if perm & ~_PERM_BITS:
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"<perm> = {perm} is not accepted: 4 read + 2 write + 1 inherit"
-        )
+        raise RequestRefusedError(f"<perm> = {perm} is not accepted: 4 read + 2 write + 1 inherit")
     filter_type = ext.get("topicFilterType", FILTER_TYPES[0])
     if filter_type not in FILTER_TYPES:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"<topicFilterType> = {filter_type[:40]!r} is not accepted: {' or '.join(FILTER_TYPES)}",
+            f"<topicFilterType> = {filter_type[:40]!r} is not accepted: {' or '.join(FILTER_TYPES)}"
         )
     return TopicConfig(
         read_queues=counts["readQueueNums"],
@@ -181,13 +172,11 @@ def query_consume_queue(peer: Peer, command: Command) -> Reply:
     find_nameable_topic(services, fields.text(ext, "topic"))
     queue = find_queue(services, command)
     if queue is None:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"{ext['queueId']}@{ext['topic']} is not exist!")
+        raise RequestRefusedError(f"{ext['queueId']}@{ext['topic']} is not exist!")
     index = fields.number(ext, "index", 0)
     if index < queue.min_offset:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"index {index} is outside queue {ext['queueId']}@{ext['topic']}: "
-            f"it has entries from {queue.min_offset} on",
+            f"index {index} is outside queue {ext['queueId']}@{ext['topic']}: it has entries from {queue.min_offset} on"
         )
     count = min(max(fields.number(ext, "count", 0), 0), _MAX_ENTRIES)
     name = ext.get("consumerGroup", "")

@@ -12,7 +12,7 @@ from headrace.broker.message import REAL_TOPIC
 from headrace.broker.withheld.transaction_end import Decision
 from headrace.format import record
 from headrace.remoting import fields
-from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.codes import RequestCode
 from headrace.remoting.guard import Need
 from headrace.remoting.members import peer_of, pick_producer
 from headrace.remoting.reply import Reply, RequestRefusedError
@@ -40,7 +40,7 @@ def end_transaction(peer: Peer, command: Command, gathering: Gathering) -> Reply
         decision = Decision(value)
     except ValueError as error:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"<commitOrRollback> = {value} is not accepted: 8 commit, 12 rollback, 0 unknown"
+            f"<commitOrRollback> = {value} is not accepted: 8 commit, 12 rollback, 0 unknown"
         ) from error
     if peer.user is not None:
         require_publisher(peer, peer.user, fields.number(ext, "commitLogOffset"))

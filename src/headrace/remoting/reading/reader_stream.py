@@ -92,7 +92,7 @@ class ReaderStream:
         if len(self._waiting) >= MAX_WAITING:
             self._readers.counters.refused += 1
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} reads of this connection wait, no more are taken at once"
+                f"{MAX_WAITING} reads of this connection wait, no more are taken at once", ResponseCode.SYSTEM_BUSY
             )
         self._waiting.append(read)
         if len(self._waiting) == 1:
@@ -171,8 +171,8 @@ class ReaderStream:
             nearest = str(least if read.offset < least else most)
             texts = {name: str(value) for name, value in ext.items()} | {"nextOffset": nearest}
             raise RequestRefusedError(
-                ResponseCode.PULL_OFFSET_MOVED,
                 f"physical offset {read.offset} is outside the log: {least} to {most}",
+                ResponseCode.PULL_OFFSET_MOVED,
                 texts,
             )
         self._readers.counters.log_requests += 1
@@ -261,7 +261,7 @@ class ReaderStream:
         }
         at_end = read.offset == result.max_offset or result.status == PullStatus.OFFSET_FOUND_NULL
         code = ResponseCode.PULL_NOT_FOUND if at_end else ResponseCode.PULL_OFFSET_MOVED
-        raise RequestRefusedError(code, result.status.name, ext)
+        raise RequestRefusedError(result.status.name, code, ext)
 
     def _count(self, read: QueueRead, messages: int, size: int) -> None:
         services = self._services
@@ -278,9 +278,9 @@ class ReaderStream:
         read.cold_since_ms = read.cold_since_ms or now_ms
         if now_ms - read.cold_since_ms >= COLD_MOST_MS:
             raise RequestRefusedError(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
                 f"message {read.offset} of queue {read.queue.queue_id} of topic {read.topic} has not been read from "
                 f"the disk for {COLD_MOST_MS / 1000:g} s: try again",
+                ResponseCode.SERVICE_NOT_AVAILABLE,
             )
         due_ms = now_ms + COLD_RETRY_MS
         notify = self._services.broker.store.notify
@@ -293,7 +293,7 @@ class ReaderStream:
         if held is None:
             self._readers.counters.refused += 1
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY, "too many reads wait for the disk (broker.max_held_pulls): try again"
+                "too many reads wait for the disk (broker.max_held_pulls): try again", ResponseCode.SYSTEM_BUSY
             )
         self._is_busy = True
 

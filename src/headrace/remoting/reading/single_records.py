@@ -71,7 +71,7 @@ def answer_when_read(
     if readers.waiting_records >= MAX_WAITING:
         readers.counters.refused += 1
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} requests wait for the disk, no more are taken at once"
+            f"{MAX_WAITING} requests wait for the disk, no more are taken at once", ResponseCode.SYSTEM_BUSY
         )
     readers.waiting_records += 1
     readers.counters.cold_records += len(cold)

@@ -106,20 +106,20 @@ def _make_filter(kind: str, expression: str) -> MessageFilter:
     most = MAX_SQL_CHARACTERS if kind == SQL92 else MAX_EXPRESSION_CHARACTERS
     if len(expression) > most:
         raise RequestRefusedError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             f"the expression has {len(expression)} characters, at most {most} are accepted",
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
         )
     if kind in ("", TAG):
         return _tag_filter(expression)
     if kind != SQL92:
         raise RequestRefusedError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"expression type {kind[:64]!r} is neither TAG nor SQL92"
+            f"expression type {kind[:64]!r} is neither TAG nor SQL92", ResponseCode.SUBSCRIPTION_PARSE_FAILED
         )
     try:
         return MessageFilter(matcher=compile_filter(expression).matches)
     except InvalidFilterError as error:
         raise RequestRefusedError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+            f"parse the consumer's subscription failed: {error}", ResponseCode.SUBSCRIPTION_PARSE_FAILED
         ) from error
 
 
@@ -129,7 +129,7 @@ def _tag_filter(expression: str) -> MessageFilter:
         return EVERYTHING
     if not any(expression.split("||")):
         raise RequestRefusedError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"the tag expression {expression[:64]!r} has no tag in it"
+            f"the tag expression {expression[:64]!r} has no tag in it", ResponseCode.SUBSCRIPTION_PARSE_FAILED
         )
     hashes = frozenset(tag_hash(tag) for tag in tags)
     return MessageFilter(codes=Codes(hashes, tags), hashes=hashes)

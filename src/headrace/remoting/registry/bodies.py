@@ -22,7 +22,7 @@ from headrace.errors import MessageTooLargeError, QuotaExceededError
 from headrace.format import fastjson
 from headrace.registry.routes import BrokerData, DataVersion, QueueData, Route, RouteTable, TopicData
 from headrace.remoting.bodies import MAX_SLOW_BYTES
-from headrace.remoting.codes import FIRST_VERSION_WITH_FILTER_LIST, ResponseCode
+from headrace.remoting.codes import FIRST_VERSION_WITH_FILTER_LIST
 from headrace.remoting.reply import RequestRefusedError
 
 MAX_I32: Final = (1 << 31) - 1
@@ -284,7 +284,7 @@ def _number_of_topic(text: str) -> int:
 
 
 def _malformed(reason: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"malformed body: {reason}")
+    return RequestRefusedError(f"malformed body: {reason}")
 
 
 # -- answers out -------------------------------------------------------------------------------------------------------

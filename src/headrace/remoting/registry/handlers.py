@@ -88,7 +88,7 @@ def _read_registration(server: RegistryServer, command: Command) -> Registration
     cluster, name, broker_id, address = _broker_of(ext)
     crc = fields.number(ext, "bodyCrc32", 0)
     if crc and crc != zlib.crc32(command.body) & 0x7FFF_FFFF:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "crc32 not match: <bodyCrc32> is not the body's")
+        raise RequestRefusedError("crc32 not match: <bodyCrc32> is not the body's")
     body = decode_registration(
         command.body,
         command.version,
@@ -214,10 +214,7 @@ def add_write_permission(connection: RegistryConnection, command: Command) -> Re
 
 def _require_short(field: str, value: str) -> None:
     if len(value) > LONGEST_NAME or not value.isprintable():
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"the custom field <{field}> has to be at most {LONGEST_NAME} printable characters",
-        )
+        raise RequestRefusedError(f"the custom field <{field}> has to be at most {LONGEST_NAME} printable characters")
 
 
 def _broker_of(ext: Mapping[str, str]) -> tuple[str, str, int, str]:
@@ -229,12 +226,10 @@ def _broker_of(ext: Mapping[str, str]) -> tuple[str, str, int, str]:
     try:
         parse_peer(address)
     except ValueError:
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"the custom field <brokerAddr> is not host:port: {address!r}"
-        ) from None
+        raise RequestRefusedError(f"the custom field <brokerAddr> is not host:port: {address!r}") from None
     broker_id = fields.number(ext, "brokerId")
     if broker_id < MASTER_ID:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"the custom field <brokerId> is below 0: {broker_id}")
+        raise RequestRefusedError(f"the custom field <brokerId> is below 0: {broker_id}")
     return cluster, name, broker_id, address
 
 
@@ -248,13 +243,11 @@ def get_route(connection: RegistryConnection, command: Command) -> Reply | None:
     if not server.is_telling_routes():
         if connection.hold(command, get_route):
             return None
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, "name server not ready: brokers have yet to register (registry.start_wait_ms)"
-        )
+        raise RequestRefusedError("name server not ready: brokers have yet to register (registry.start_wait_ms)")
     route = server.routes.route(topic)
     if route is None:
         raise RequestRefusedError(
-            ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {topic[:LONGEST_NAME]}"
+            f"No topic route info in name server for the topic: {topic[:LONGEST_NAME]}", ResponseCode.TOPIC_NOT_EXIST
         )
     return Reply(body=encode_route(route, server.kv.get(ORDER_NAMESPACE, topic)))
 
@@ -323,7 +316,7 @@ def get_kv(connection: RegistryConnection, command: Command) -> Reply:
     value = connection.server.kv.get(namespace, key)
     if value is None:
         raise RequestRefusedError(
-            ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]} Key: {key[:255]}"
+            f"No config item, Namespace: {namespace[:255]} Key: {key[:255]}", ResponseCode.QUERY_NOT_FOUND
         )
     return Reply(ext={"value": value})
 
@@ -340,7 +333,7 @@ def get_kv_namespace(connection: RegistryConnection, command: Command) -> Reply:
     namespace = fields.text(command.ext, "namespace")
     pairs = connection.server.kv.namespace(namespace)
     if not pairs:
-        raise RequestRefusedError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]}")
+        raise RequestRefusedError(f"No config item, Namespace: {namespace[:255]}", ResponseCode.QUERY_NOT_FOUND)
     return Reply(body=encode_table(pairs))
 
 
@@ -361,8 +354,8 @@ def update_config(_connection: RegistryConnection, command: Command) -> Reply:
     names = [line.partition(b"=")[0].decode("utf-8", "replace").strip() for line in command.body.splitlines()]
     shown = ", ".join(name for name in names if name and not name.startswith("#"))[:LONGEST_NAME]
     raise RequestRefusedError(
-        ResponseCode.NO_PERMISSION,
         f"no setting of a Headrace registry can change while it runs: {shown or 'none named'}",
+        ResponseCode.NO_PERMISSION,
     )
 
 

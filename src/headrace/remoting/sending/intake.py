@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import RequestError, StoreError
 from headrace.remoting.checks import find_topic, require_sendable, require_writable, topic_not_found
-from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.codes import RequestCode
 from headrace.remoting.names import is_valid_topic
 from headrace.remoting.reply import RequestRefusedError, code_of
 
@@ -170,14 +170,11 @@ def queue_of(topic: Topic, queue_id: int) -> QueueBase:
     config = topic.config
     if queue_id >= max(config.read_queues, config.write_queues):
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"request queueId[{queue_id}] is illegal, topic[{topic.name}] has {config.write_queues} write queues",
+            f"request queueId[{queue_id}] is illegal, topic[{topic.name}] has {config.write_queues} write queues"
         )
     if queue_id < 0:
         queue_id = random.randrange(max(1, config.write_queues))  # spreads load, keeps no secret
     queue = topic.queue(queue_id)
     if queue is None:
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"request queueId[{queue_id}] of topic[{topic.name}] does not exist"
-        )
+        raise RequestRefusedError(f"request queueId[{queue_id}] of topic[{topic.name}] does not exist")
     return queue

@@ -82,8 +82,8 @@ def read_send(command: Command) -> SendRequest:
     properties = ext.get(names["properties"], "").encode("utf-8", "surrogateescape")
     if len(properties) > MAX_GIVEN_BYTES:  # before they are parsed, which takes 0.1 s a MiB
         raise RequestRefusedError(
-            ResponseCode.MESSAGE_ILLEGAL,
             f"the properties have {len(properties)} bytes, no message may have more than {MAX_PROPERTIES_BYTES}",
+            ResponseCode.MESSAGE_ILLEGAL,
         )
     own_limit = _optional(ext, names, "maxReconsumeTimes")
     return SendRequest(
