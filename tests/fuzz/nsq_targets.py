@@ -99,7 +99,7 @@ def _play(data: bytes, *, is_taken: bool) -> Any:
     seen.append((channel.depth, channel.in_flight_count, channel.finish_count, channel.requeue_count))
     seen += [(client.frames(), client.connection.cause, client.transport.closed) for client in clients]
     seen.append(sorted((name, topic.queue.next_offset) for name, topic in bench.broker.topics.items()))
-    seen.append(bench.server.stats().commands)
+    seen.append(bench.server.intake.command_counts())
     return seen
 
 

@@ -22,14 +22,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from headrace.admin import remoting_metrics
 from headrace.admin.families import counter, gauge, labelled
-from headrace.admin.registry_metrics import add_to_listeners, registration_families, registry_families
+from headrace.admin.registry_metrics import registration_families, registry_families
 from headrace.admin.slices import family_slices, sample_lines
 from headrace.admin.sources import MetricSources
 from headrace.foreground import LogOutput
 from headrace.histogram import Histogram
 
 if TYPE_CHECKING:
-    from headrace.nsq.metrics import NsqStats
+    from headrace.nsq.server import NsqServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,19 +310,20 @@ class MetricsReport:
             plain_requests.add_metric((name,), listener.counters.plain_requests)
             for cause, count in sorted(listener.counters.refusals.items()):
                 refusals.add_metric((name, cause), count)
-        if self._sources.nsq is not None:
-            stats = self._sources.nsq.stats()
-            connections.add_metric(("nsq_tcp",), stats.connections_open)
-            refusals.add_metric(("nsq_tcp", "too_many_connections"), stats.connections_refused)
-            for cause, count in sorted(stats.refusals.items()):
+        nsq = self._sources.nsq
+        if nsq is not None:
+            connections.add_metric(("nsq_tcp",), len(nsq.connections))
+            refusals.add_metric(("nsq_tcp", "too_many_connections"), nsq.connections.refused)
+            for cause, count in sorted(nsq.counters.refusals.items()):
                 if cause != "E_TOO_MANY_CONNECTIONS":  # the frames of those above
                     refusals.add_metric(("nsq_tcp", cause), count)
-            yield from _nsq_families(stats)
+            yield from _nsq_families(nsq)
         remoting = self._sources.remoting
         if remoting is not None and remoting.server is not None:
-            remoting_metrics.add_to_listeners(remoting.server, connections, refusals)
+            remoting_metrics.add_to_listeners("remoting", remoting.server, connections, refusals)
         if remoting is not None and remoting.registry is not None:
-            add_to_listeners(remoting.registry.stats(), connections, refusals)
+            always = ("REQUEST_CODE_NOT_SUPPORTED",)
+            remoting_metrics.add_to_listeners("registry", remoting.registry, connections, refusals, always)
         yield connections
         yield refusals
         yield requests
@@ -339,34 +340,40 @@ class _OneFamily:
         yield self._family
 
 
-def _nsq_families(stats: NsqStats) -> Iterator[Metric]:
-    yield labelled("headrace_nsq_commands", "Commands taken; FIN and REQ settle.", "command", stats.commands)
-    yield labelled("headrace_nsq_closed_connections", "Connections ended.", "cause", stats.connections_closed)
+def _nsq_families(server: NsqServer) -> Iterator[Metric]:
+    counters, coalescing, delivery = server.counters, server.coalescing, server.delivery_coalescing
+    commands = server.intake.command_counts()
+    yield labelled("headrace_nsq_commands", "Commands taken; FIN and REQ settle.", "command", commands)
+    yield labelled("headrace_nsq_closed_connections", "Connections ended.", "cause", server.connections.closed)
     for name, text, value in (
-        ("accepted_connections", "Connections accepted, refused ones included.", stats.connections_total),
-        ("delivered_messages", "Messages sent to consumers.", stats.messages_out),
-        ("received_bytes", "Bytes received.", stats.bytes_in),
-        ("sent_bytes", "Bytes sent.", stats.bytes_out),
-        ("joint_publishes", "Reads whose publishes were appended with those of other clients.", stats.joint_publishes),
-        ("coalesced_reads", "Reads that waited until many FINs had come.", stats.coalesced_reads),
-        ("delivery_holds", "Times that a busy channel gathered what it delivered next.", stats.delivery_holds),
-        ("coalescing_misses", "Times that many FINs were waited for in vain.", stats.coalescing_misses),
-        ("requeues_clamped", "REQ delays cut to nsq.max_req_timeout_ms.", stats.requeues_clamped),
+        ("accepted_connections", "Connections accepted, refused ones included.", server.connections.total),
+        ("delivered_messages", "Messages sent to consumers.", counters.messages_out),
+        ("received_bytes", "Bytes received.", counters.bytes_in),
+        ("sent_bytes", "Bytes sent.", counters.bytes_out),
+        (
+            "joint_publishes",
+            "Reads whose publishes were appended with those of other clients.",
+            server.joint_publishes.joined,
+        ),
+        ("coalesced_reads", "Reads that waited until many FINs had come.", coalescing.reads),
+        ("delivery_holds", "Times that a busy channel gathered what it delivered next.", delivery.holds),
+        ("coalescing_misses", "Times that many FINs were waited for in vain.", coalescing.misses),
+        ("requeues_clamped", "REQ delays cut to nsq.max_req_timeout_ms.", server.intake.requeues_clamped),
         (
             "inflate_failures",
             "Compressed bodies delivered as stored: they are damaged or too large.",
-            stats.inflate_failures,
+            counters.inflate_failures,
         ),
-        ("missed_heartbeats", "Connections closed because nothing came from them.", stats.heartbeats_missed),
-        ("read_pauses", "Times reading stopped because the store or the client was behind.", stats.read_pauses),
-        ("write_pauses", "Times delivery stopped because a client was slow.", stats.write_pauses),
-        ("busy_poll_seconds", "Time spent awake between clients' commands.", stats.busy_poll_s),
+        ("missed_heartbeats", "Connections closed because nothing came from them.", counters.heartbeats_missed),
+        ("read_pauses", "Times reading stopped because the store or the client was behind.", counters.read_pauses),
+        ("write_pauses", "Times delivery stopped because a client was slow.", counters.write_pauses),
+        ("busy_poll_seconds", "Time spent awake between clients' commands.", server.busy_poll.seconds),
     ):
         yield counter(f"headrace_nsq_{name}", text, value)
     yield gauge(
         "headrace_nsq_delivery_interval_seconds",
         "For how long a busy channel gathers what it delivers next.",
-        stats.delivery_interval_s,
+        delivery.interval.ms / 1000,
     )
 
 

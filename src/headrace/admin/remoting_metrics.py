@@ -5,8 +5,8 @@ Ref: docs/metrics.md lists the families.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -14,15 +14,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from headrace.admin.families import counter, gauge, labelled
 from headrace.admin.slices import family_slices
 from headrace.broker.consumers.clients import Role
+from headrace.remoting.codes import request_name, response_name
 
 if TYPE_CHECKING:
     from headrace.broker.exactly_once.producer_services import ProducerServices
     from headrace.remoting.assembly import RemotingAssembly
+    from headrace.remoting.guard import Guard
+    from headrace.remoting.request_connection import RequestServer
     from headrace.remoting.server import RemotingServer
     from headrace.remoting.services import Services
-
-
-LISTENER: Final = "remoting"
 
 
 def remoting_families(assembly: RemotingAssembly) -> Iterator[Metric]:
@@ -36,35 +36,45 @@ def remoting_families(assembly: RemotingAssembly) -> Iterator[Metric]:
 
 
 def _server_families(server: RemotingServer) -> Iterator[Metric]:
-    stats = server.stats()
-    yield labelled("headrace_remoting_requests", "Requests taken; plain sends together.", "request", stats.requests)
-    yield labelled("headrace_remoting_unsupported", "Requests of codes not served.", "code", stats.unsupported)
-    yield labelled("headrace_remoting_calls", "Requests sent to clients.", "request", stats.calls)
-    yield labelled("headrace_remoting_closed_connections", "Connections ended.", "cause", stats.connections_closed)
-    yield gauge("headrace_remoting_waiting_pulls", "Pulls that wait for a message.", stats.pulls_waiting)
+    counters, services = server.counters, server.services
+    requests = _by_name(counters.requests) | {"plain_sends": counters.sends}
+    unsupported = {"other" if code < 0 else str(code): count for code, count in counters.unsupported.items()}
+    closed = server.connections.closed
+    pulls_waiting = len(services.holds) + len(services.group_services.cold_pulls)
+    yield labelled("headrace_remoting_requests", "Requests taken; plain sends together.", "request", requests)
+    yield labelled("headrace_remoting_unsupported", "Requests of codes not served.", "code", unsupported)
+    yield labelled("headrace_remoting_calls", "Requests sent to clients.", "request", _by_name(counters.calls))
+    yield labelled("headrace_remoting_closed_connections", "Connections ended.", "cause", closed)
+    yield gauge("headrace_remoting_waiting_pulls", "Pulls that wait for a message.", pulls_waiting)
     for name, text, count in (
-        ("accepted_connections", "Connections accepted, refused ones included.", stats.connections_total),
-        ("received_messages", "Messages of plain sends.", stats.messages_in),
-        ("delivered_messages", "Messages given to pulls.", stats.messages_out),
-        ("received_bytes", "Bytes received.", stats.bytes_in),
-        ("sent_bytes", "Bytes sent.", stats.bytes_out),
-        ("held_pulls", "Pulls that had to wait.", stats.held_pulls),
-        ("joint_sends", "Reads whose sends were appended with those of other clients.", stats.joint_sends),
-        ("late_sends", "Sends answered before they were durable, as FLUSH_DISK_TIMEOUT.", stats.late_sends),
-        ("unanswered_calls", "Requests to clients without an answer in time.", stats.calls_unanswered),
-        ("internal_errors", "Requests that failed by a bug.", stats.internal_errors),
-        ("idle_connections", "Connections closed because nothing came from them.", stats.idle_closed),
-        ("read_pauses", "Times reading stopped because the store or the client was behind.", stats.read_pauses),
-        ("write_pauses", "Times output waited because a client was slow.", stats.write_pauses),
-        ("busy_poll_seconds", "Time spent awake between clients' requests.", stats.busy_poll_s),
+        ("accepted_connections", "Connections accepted, refused ones included.", server.connections.total),
+        ("received_messages", "Messages of plain sends.", counters.messages_in),
+        ("delivered_messages", "Messages given to pulls.", counters.messages_out),
+        ("received_bytes", "Bytes received.", counters.bytes_in),
+        ("sent_bytes", "Bytes sent.", counters.bytes_out),
+        ("held_pulls", "Pulls that had to wait.", counters.held_pulls),
+        ("joint_sends", "Reads whose sends were appended with those of other clients.", server.joint_sends.joined),
+        ("late_sends", "Sends answered before they were durable, as FLUSH_DISK_TIMEOUT.", counters.late_sends),
+        ("unanswered_calls", "Requests to clients without an answer in time.", counters.calls_unanswered),
+        ("internal_errors", "Requests that failed by a bug.", counters.internal_errors),
+        ("idle_connections", "Connections closed because nothing came from them.", counters.heartbeats_missed),
+        ("read_pauses", "Times reading stopped because the store or the client was behind.", counters.read_pauses),
+        ("write_pauses", "Times output waited because a client was slow.", counters.write_pauses),
+        ("busy_poll_seconds", "Time spent awake between clients' requests.", server.busy_poll.seconds),
     ):
         yield counter(f"headrace_remoting_{name}", text, count)
     if server.guard is not None:
-        refused, unsigned = server.guard.refusals, server.guard.unsigned
-        yield labelled("headrace_remoting_denied_requests", "Requests denied by access control.", "reason", refused)
-        yield labelled(
-            "headrace_remoting_unsigned_requests", "Requests taken because of their address.", "user", unsigned
-        )
+        yield from guard_families("headrace_remoting", server.guard)
+
+
+def guard_families(prefix: str, guard: Guard) -> Iterator[Metric]:
+    """Yield what access control has decided at one listener."""
+    yield labelled(f"{prefix}_denied_requests", "Requests denied by access control.", "reason", guard.refusals)
+    yield labelled(f"{prefix}_unsigned_requests", "Requests taken because of their address.", "user", guard.unsigned)
+
+
+def _by_name(counts: Mapping[int, int]) -> dict[str, int]:
+    return {request_name(code): count for code, count in counts.items()}
 
 
 def _group_families(services: Services) -> Iterator[Metric]:
@@ -231,11 +241,17 @@ def _producer_families(producers: ProducerServices) -> Iterator[Metric]:
         yield counter(f"headrace_broker_{name}", text, count)
 
 
-def add_to_listeners(server: RemotingServer, connections: GaugeMetricFamily, refusals: CounterMetricFamily) -> None:
-    """Add the listener to the families of all listeners."""
-    stats = server.stats()
-    connections.add_metric((LISTENER,), stats.connections_open)
-    refusals.add_metric((LISTENER, "too_many_connections"), stats.connections_refused)
-    refusals.add_metric((LISTENER, "bad_frame"), stats.bad_frames)
-    for code, count in sorted(stats.refusals.items()):
-        refusals.add_metric((LISTENER, code), count)
+def add_to_listeners(
+    name: str,
+    server: RequestServer[Any],
+    connections: GaugeMetricFamily,
+    refusals: CounterMetricFamily,
+    always: Sequence[str] = (),
+) -> None:
+    """Add a listener of brokers or registries to the families of all listeners; ``always``: refusals that may be 0."""
+    connections.add_metric((name,), len(server.connections))
+    refusals.add_metric((name, "too_many_connections"), server.connections.refused)
+    refusals.add_metric((name, "bad_frame"), server.counters.bad_frames)
+    by_name = {response_name(code): count for code, count in server.counters.refusals.items()}
+    for cause, count in sorted({**dict.fromkeys(always, 0), **by_name}.items()):
+        refusals.add_metric((name, cause), count)

@@ -44,7 +44,7 @@ from headrace.nsq.joint_publishes import Publisher
 from headrace.nsq.refusal import RefusedError, UnheldError, refusal_of
 from headrace.nsq.replies import Reply, ReplyQueue
 from headrace.nsq.states import ALLOWED_MASK, IGNORED_MASK, NEXT_STATE, Command, State
-from headrace.nsq.stats import SOURCE, ClientStats
+from headrace.nsq.stats import SOURCE
 
 if TYPE_CHECKING:
     import asyncio
@@ -65,6 +65,7 @@ class NsqConnection(TurnConnection):
     """One client connection.
 
     Attributes:
+        connected_at_ms: When it was taken up, in ms since 1970.
         host: The client's; empty where it is not known.
         id: Its number on this server; 0 before it is taken up.
         subscription: What it consumes; None before SUB and when the channel is gone.
@@ -92,7 +93,7 @@ class NsqConnection(TurnConnection):
         self._publisher = Publisher(server, self, self._reader)
         self.host = ""
         self._now_ms = self._monotonic_ms = 0  # when the read that is being taken came
-        self._connected_at_ms = 0
+        self.connected_at_ms = 0
         deadlines = Deadlines(
             interval_ms=settings.heartbeat_interval_ms,
             now_ms=server.clock.monotonic_ms(),
@@ -120,7 +121,7 @@ class NsqConnection(TurnConnection):
         host = self.host = self.peer_address[0] if self.peer_address else ""
         self.profile = replace(self.profile, client_id=host, hostname=host)  # until IDENTIFY says otherwise
         self._publisher.born_host, self._publisher.born_v6 = born_of(self.peer_address)
-        self._connected_at_ms = server.clock.now_ms()
+        self.connected_at_ms = server.clock.now_ms()
         if not server.take_up(self):
             text = f"server has its limit of {server.connections.limit} connections"
             self._refuse(RefusedError("E_TOO_MANY_CONNECTIONS", text.encode()))
@@ -166,25 +167,6 @@ class NsqConnection(TurnConnection):
     def has_pending_output(self) -> bool:
         """Return whether replies wait for a flush."""
         return len(self._replies) > 0
-
-    def stats(self) -> ClientStats:
-        """Return what ``/stats`` shows of this client."""
-        subscription = self.subscription
-        return ClientStats(
-            client_id=self.profile.client_id,
-            hostname=self.profile.hostname,
-            user_agent=self.profile.user_agent,
-            remote_address=self.remote_address,
-            state=int(self.state),
-            connect_ts=self._connected_at_ms // 1000,
-            ready_count=subscription.ready_count if subscription else 0,
-            in_flight_count=subscription.in_flight_count if subscription else 0,
-            message_count=subscription.message_count if subscription else 0,
-            finish_count=subscription.finish_count if subscription else 0,
-            requeue_count=subscription.requeue_count if subscription else 0,
-            sample_rate=self.profile.sample_rate,
-            pub_counts=dict(self.pub_counts),
-        )
 
     # -- reading -------------------------------------------------------------------------------------------------
 

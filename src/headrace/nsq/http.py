@@ -70,7 +70,6 @@ from headrace.nsq.http_request import (
 )
 from headrace.nsq.stats import (
     SOURCE,
-    Connection,
     StatsFilter,
     StatsReport,
     is_listed,
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
     from headrace.broker.consumers.offsets import OffsetTable
     from headrace.broker.statistics import Statistics
     from headrace.clock import Clock
+    from headrace.nsq.connection import NsqConnection
     from headrace.settings import NsqSettings
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class NsqHttp:
     facts: NodeFacts
     clock: Clock
     options: ConfigOptions
-    connections: Callable[[], Iterable[Connection]]
+    connections: Callable[[], Iterable[NsqConnection]]
     """Returns the connections of the TCP server."""
     health: Callable[[], str]
     """Returns why the last write to the store failed; empty = it did not."""

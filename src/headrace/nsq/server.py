@@ -24,7 +24,7 @@ from headrace.nsq.delivery import Delivery
 from headrace.nsq.delivery_coalescing import DeliveryCoalescing
 from headrace.nsq.finishes import Finishes
 from headrace.nsq.joint_publishes import JointPublishes
-from headrace.nsq.metrics import NsqCounters, NsqStats
+from headrace.nsq.metrics import NsqCounters
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -50,7 +50,7 @@ class NsqServer(StreamServer[NsqConnection]):
         address: Where it listens, as bound; empty before ``start``.
         gate: The broker's, where answers wait for the disk.
         coalescing: Has FINs of a consumer with plenty in flight read many at once.
-        counters: What the server counts; see ``stats()``.
+        counters: What the server counts.
         delivery_coalescing: Has messages of a busy channel sent some at a time.
         finishes: Takes over reads that are nothing but FINs.
         joint_publishes: Appends small publishes of many clients together.
@@ -138,30 +138,3 @@ class NsqServer(StreamServer[NsqConnection]):
     def producers(self) -> list[NsqConnection]:
         """Return the connections that have published, without those that only wait for their client to close."""
         return [connection for connection in self.connections if connection.pub_counts and not connection.cause]
-
-    def stats(self) -> NsqStats:
-        """Return what was counted since the start."""
-        counters = self.counters
-        return NsqStats(
-            connections_open=len(self.connections),
-            connections_total=self.connections.total,
-            connections_refused=self.connections.refused,
-            joint_publishes=self.joint_publishes.joined,
-            coalesced_reads=self.coalescing.reads,
-            coalescing_misses=self.coalescing.misses,
-            delivery_holds=self.delivery_coalescing.holds,
-            delivery_interval_s=self.delivery_coalescing.interval.ms / 1000,
-            connections_closed=dict(self.connections.closed),
-            commands=self.intake.command_counts(),
-            refusals=dict(counters.refusals),
-            requeues_clamped=self.intake.requeues_clamped,
-            inflate_failures=counters.inflate_failures,
-            bytes_in=counters.bytes_in,
-            bytes_out=counters.bytes_out,
-            messages_out=counters.messages_out,
-            heartbeats_sent=counters.heartbeats_sent,
-            heartbeats_missed=counters.heartbeats_missed,
-            read_pauses=counters.read_pauses,
-            write_pauses=counters.write_pauses,
-            busy_poll_s=self.busy_poll.seconds,
-        )

@@ -15,15 +15,18 @@ import asyncio
 import gc
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from headrace.format.names import INTERNAL_TOPICS
 from headrace.nsq.codec import is_valid_name
+
+if TYPE_CHECKING:
+    from headrace.nsq.connection import NsqConnection
 
 Row = dict[str, Any]
 
@@ -40,40 +43,6 @@ NO_TLS: Final[Mapping[str, Any]] = {
 ROWS_PER_TURN: Final = 200
 SOURCE: Final = "nsq"
 """What the broker's statistics call this protocol."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClientStats:
-    """One NSQ connection as ``/stats`` shows it; ``connection.stats()`` returns it."""
-
-    client_id: str
-    hostname: str
-    user_agent: str
-    remote_address: str
-    """``ip:port``."""
-    state: int
-    """0 before SUB, 3 subscribed, 4 after CLS."""
-    connect_ts: int
-    """When it connected, in seconds since 1970."""
-    ready_count: int = 0
-    in_flight_count: int = 0
-    message_count: int = 0
-    finish_count: int = 0
-    requeue_count: int = 0
-    sample_rate: int = 0
-    pub_counts: Mapping[str, int] = field(default_factory=dict)
-    """Messages published by this connection, by topic."""
-
-
-class Connection(Protocol):
-    """What the report needs of a connection of the TCP server."""
-
-    @property
-    def subscription(self) -> object | None:
-        """Its consumer, None while it has not subscribed."""
-
-    def stats(self) -> ClientStats:
-        """What ``/stats`` shows of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,14 +136,13 @@ async def read_topics(topics: Iterable[Any], wanted: StatsFilter) -> AsyncIterat
         await turn.took(1)
 
 
-async def read_producers(connections: Iterable[Connection], wanted: StatsFilter) -> list[Row] | None:
+async def read_producers(connections: Iterable[NsqConnection], wanted: StatsFilter) -> list[Row] | None:
     """Return one row for each connection that has published; None when there is none, as nsqd does."""
     rows: list[Row] = []
     turn = _Turn()
     for connection in list(connections):
-        stats = connection.stats()
-        if stats.pub_counts:
-            rows.append(client_row(stats, wanted.topic))
+        if connection.pub_counts:
+            rows.append(client_row(connection, wanted.topic))
         await turn.took(1)
     return rows or None
 
@@ -198,7 +166,7 @@ def channel_row(channel: Any, wanted: StatsFilter) -> Row:
     subscriptions = channel.subscriptions
     clients = None
     if wanted.include_clients:
-        clients = [client_row(subscription.owner.stats(), wanted.topic) for subscription in subscriptions]
+        clients = [client_row(subscription.owner, wanted.topic) for subscription in subscriptions]
     return {
         "channel_name": channel.name,
         "depth": channel.depth,
@@ -215,27 +183,28 @@ def channel_row(channel: Any, wanted: StatsFilter) -> Row:
     }
 
 
-def client_row(stats: ClientStats, topic: str) -> Row:
+def client_row(client: NsqConnection, topic: str) -> Row:
     """Return one connection as JSON; ``topic`` narrows ``pub_counts``, empty = all topics."""
+    profile, subscription = client.profile, client.subscription
     row: Row = {
-        "client_id": stats.client_id,
-        "hostname": stats.hostname,
+        "client_id": profile.client_id,
+        "hostname": profile.hostname,
         "version": "V2",
-        "remote_address": stats.remote_address,
-        "state": stats.state,
-        "ready_count": stats.ready_count,
-        "in_flight_count": stats.in_flight_count,
-        "message_count": stats.message_count,
-        "finish_count": stats.finish_count,
-        "requeue_count": stats.requeue_count,
-        "connect_ts": stats.connect_ts,
-        "sample_rate": stats.sample_rate,
+        "remote_address": client.remote_address,
+        "state": int(client.state),
+        "ready_count": subscription.ready_count if subscription else 0,
+        "in_flight_count": subscription.in_flight_count if subscription else 0,
+        "message_count": subscription.message_count if subscription else 0,
+        "finish_count": subscription.finish_count if subscription else 0,
+        "requeue_count": subscription.requeue_count if subscription else 0,
+        "connect_ts": client.connected_at_ms // 1000,
+        "sample_rate": profile.sample_rate,
         "deflate": False,
         "snappy": False,
-        "user_agent": stats.user_agent,
+        "user_agent": profile.user_agent,
     }
     pub_counts = [
-        {"topic": name, "count": count} for name, count in stats.pub_counts.items() if not topic or name == topic
+        {"topic": name, "count": count} for name, count in client.pub_counts.items() if not topic or name == topic
     ]
     if pub_counts:
         row["pub_counts"] = pub_counts

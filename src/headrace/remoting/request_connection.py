@@ -32,9 +32,15 @@ _MAX_CODES: Final = 100
 
 
 class RequestCounters(TrafficCounters):
-    """What every server of such connections counts."""
+    """What every server of such connections counts.
 
-    __slots__ = ("bad_frames", "internal_errors", "refusals", "requests", "unsupported")
+    Attributes:
+        requests: Requests taken, by code.
+        refusals: Responses with an error code, by code.
+        unsupported: Requests of codes that are not served, by code; -1: those beyond the first hundred.
+        bad_frames: Connections closed because a frame was malformed or too large.
+        internal_errors: Requests answered ``internal error``: bugs of ours, logged with a traceback.
+    """
 
     def __init__(self) -> None:
         super().__init__()

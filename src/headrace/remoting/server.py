@@ -19,12 +19,11 @@ from headrace.errors import ClosingError
 from headrace.net.listener import connection_limit
 from headrace.net.turns import TURN_MS
 from headrace.remoting.codec import Limits, SendIntake
-from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers.pull import ServedPull, refuse_waiting, resume
 from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.large_requests import LargeRequests
-from headrace.remoting.metrics import RemotingCounters, RemotingStats
+from headrace.remoting.metrics import RemotingCounters
 from headrace.remoting.reading.known_pulls import KnownPulls
 from headrace.remoting.reading.subscriptions import EVERYTHING, is_crowded
 from headrace.remoting.request_connection import RequestServer
@@ -57,7 +56,7 @@ class RemotingServer(RequestServer[RemotingConnection]):
 
     Attributes:
         services: What the handlers work on.
-        counters: What the server counts; see ``stats()``.
+        counters: What the server counts.
         guard: Access control; None when it is off.
         joint_sends: Appends small sends of many clients together.
         large_requests: Those that wait for their turn.
@@ -217,36 +216,3 @@ class RemotingServer(RequestServer[RemotingConnection]):
         if now_ms >= self._forget_pulls_ms:
             self._forget_pulls_ms = now_ms + FORGET_PULLS_MS
             self.known_pulls.forget()
-
-    # -- figures -------------------------------------------------------------------------------------------------
-
-    def stats(self) -> RemotingStats:
-        """Return what was counted since the start."""
-        counters = self.counters
-        requests = {request_name(code): count for code, count in counters.requests.items()}
-        requests["plain_sends"] = counters.sends
-        return RemotingStats(
-            connections_open=len(self.connections),
-            connections_total=self.connections.total,
-            connections_refused=self.connections.refused,
-            connections_closed=dict(self.connections.closed),
-            requests=requests,
-            refusals={response_name(code): count for code, count in counters.refusals.items()},
-            unsupported={"other" if code < 0 else str(code): count for code, count in counters.unsupported.items()},
-            calls={request_name(code): count for code, count in counters.calls.items()},
-            calls_unanswered=counters.calls_unanswered,
-            messages_in=counters.messages_in,
-            messages_out=counters.messages_out,
-            bytes_in=counters.bytes_in,
-            bytes_out=counters.bytes_out,
-            pulls_waiting=len(self.services.holds) + len(self.services.group_services.cold_pulls),
-            held_pulls=counters.held_pulls,
-            late_sends=counters.late_sends,
-            joint_sends=self.joint_sends.joined,
-            bad_frames=counters.bad_frames,
-            internal_errors=counters.internal_errors,
-            idle_closed=counters.heartbeats_missed,
-            read_pauses=counters.read_pauses,
-            write_pauses=counters.write_pauses,
-            busy_poll_s=self.busy_poll.seconds,
-        )

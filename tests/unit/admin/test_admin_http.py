@@ -20,8 +20,9 @@ from headrace.admin.open_files import OpenFilesWatch
 from headrace.admin.sources import MetricSources
 from headrace.clock import ManualClock
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, LOOP_LAG_BOUNDS_SECONDS, Histogram
+from headrace.net.connections import OpenConnections
 from headrace.net.http import HttpCounters
-from headrace.nsq.metrics import NsqStats
+from headrace.nsq.metrics import NsqCounters
 
 
 def make_channel(name: str, number: int) -> Any:
@@ -102,29 +103,20 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
             counters=SimpleNamespace(queries=1, write_errors=2, damaged_files=3),
         ),
     )
-    nsq = NsqStats(
-        connections_open=2,
-        connections_total=9,
-        connections_refused=1,
-        joint_publishes=0,
-        coalesced_reads=0,
-        delivery_holds=0,
-        delivery_interval_s=0.001,
-        coalescing_misses=0,
-        connections_closed={"eof": 4},
-        commands={"FIN": 6},
-        refusals={"E_FIN_FAILED": 2, "E_TOO_MANY_CONNECTIONS": 1},
-        requeues_clamped=0,
-        inflate_failures=0,
-        bytes_in=1,
-        bytes_out=2,
-        messages_out=8,
-        heartbeats_sent=0,
-        heartbeats_missed=0,
-        read_pauses=0,
-        write_pauses=0,
-        busy_poll_s=1.5,
+    nsq = SimpleNamespace(
+        connections=OpenConnections(2),
+        counters=NsqCounters(),
+        coalescing=SimpleNamespace(reads=0, misses=0),
+        delivery_coalescing=SimpleNamespace(holds=0, interval=SimpleNamespace(ms=1)),
+        joint_publishes=SimpleNamespace(joined=0),
+        intake=SimpleNamespace(command_counts=lambda: {"FIN": 6}, requeues_clamped=0),
+        busy_poll=SimpleNamespace(seconds=1.5),
     )
+    for number in range(3):  # the third is refused
+        nsq.connections.add(number)
+    nsq.connections.closed["eof"] = 4
+    nsq.counters.refusals.update({"E_FIN_FAILED": 2, "E_TOO_MANY_CONNECTIONS": 1})
+    nsq.counters.bytes_in, nsq.counters.bytes_out, nsq.counters.messages_out = 1, 2, 8
     refusals = Counter({"TOPIC_NOT_FOUND": 5})
     listener = SimpleNamespace(
         open_connections=1, counters=HttpCounters(requests=11, plain_requests=7, refusals=refusals)
@@ -137,7 +129,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         clock=SimpleNamespace(left_out_seconds=2.5),  # type: ignore[arg-type]
         version="0.1",
         started_at_ms=1_500,
-        nsq=SimpleNamespace(stats=lambda: nsq),  # type: ignore[arg-type]
+        nsq=nsq,  # type: ignore[arg-type]
         http={"nsq_http": listener},  # type: ignore[dict-item]
     )
 

@@ -5,7 +5,8 @@ import asyncio
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from headrace.admin.registry_metrics import add_to_listeners, registration_families, registry_families
+from headrace.admin.registry_metrics import registration_families, registry_families
+from headrace.admin.remoting_metrics import add_to_listeners
 from headrace.broker.access import parse_rules
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic
@@ -40,7 +41,7 @@ def test_registry_families() -> None:
     bench.link("127.0.0.1").send(b"GET / HTTP/1.1\r\n\r\n")
     connections = GaugeMetricFamily("connections", "Open.", labels=("listener",))
     refusals = CounterMetricFamily("refusals", "Refused.", labels=("listener", "cause"))
-    add_to_listeners(bench.server.stats(), connections, refusals)
+    add_to_listeners("registry", bench.server, connections, refusals)
     text = text_of(*registry_families(bench.server), connections, refusals)
     for line in (
         "headrace_registry_brokers 1.0",

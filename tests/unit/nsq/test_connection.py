@@ -9,6 +9,7 @@ import pytest
 from headrace.errors import ClosingError, StoreFullError
 from headrace.nsq.connection import MAX_ENDED
 from headrace.nsq.states import State
+from headrace.nsq.stats import client_row
 from tests.support.memory import little_memory
 from tests.unit.nsq.fake_client import Bench, identify, mpub, pub
 
@@ -84,8 +85,8 @@ def test_fatal_refusals(stream, data):
     assert client.send(b"PUB t\n\0\0\0\1x") == []
     bench.advance(1100)
     assert client.transport.closed
-    assert bench.server.stats().connections_closed == {"refused": 1}
-    assert bench.server.stats().refusals[data.split()[0].decode()] == 1
+    assert bench.server.connections.closed == {"refused": 1}
+    assert bench.server.counters.refusals[data.split()[0].decode()] == 1
 
 
 @pytest.mark.parametrize("name", ["PUB", "DPUB", "MPUB"])
@@ -133,7 +134,7 @@ def test_command_cut_short_by_the_end_of_file_is_refused(stream, data):
         bench.broker.gate.open(bench.broker.offset)
         assert client.frames() == [OK, (1, data)]
         assert client.transport.eof_sent
-        assert bench.server.stats().refusals[data.split()[0].decode()] == 1
+        assert bench.server.counters.refusals[data.split()[0].decode()] == 1
 
 
 @pytest.mark.parametrize("stream", [b"", b"NOP", b"PUB t", b"IDENTIFY\r", pub("t", b"x")])
@@ -378,7 +379,7 @@ def test_cls_stops_delivery_and_goes_on_answering():
     assert client.send(b"CLS\n") == [(0, b"CLOSE_WAIT")]
     assert client.send(settle("TOUCH", data) + settle("FIN", data)) == []
     assert client.connection.state is State.CLOSING
-    assert client.connection.stats().finish_count == 1
+    assert client_row(client.connection, "")["finish_count"] == 1
     assert client.send(pub("t", b"3")) == [OK]
 
 
@@ -410,7 +411,7 @@ def test_deleted_channel_closes_its_clients():
     assert client.transport.eof_sent
     bench.advance(1100)
     assert client.transport.closed
-    assert bench.server.stats().connections_closed == {"channel deleted": 1}
+    assert bench.server.connections.closed == {"channel deleted": 1}
 
 
 def test_disconnect_leaves_messages_in_flight():
@@ -424,7 +425,7 @@ def test_disconnect_leaves_messages_in_flight():
     assert client.transport.closed
     assert channel.subscriptions == []
     assert channel.in_flight_count == 1
-    assert bench.server.stats().connections_closed == {"client closed": 1}
+    assert bench.server.connections.closed == {"client closed": 1}
 
 
 def test_half_closed_publisher_still_gets_its_ok():
@@ -452,7 +453,7 @@ def test_half_closed_consumer_that_reads_nothing_is_cut():
     assert not client.transport.closed
     bench.advance(4000)
     assert client.transport.aborted
-    assert bench.server.stats().connections_closed == {"client closed": 1}
+    assert bench.server.connections.closed == {"client closed": 1}
 
 
 def test_refused_client_that_reads_slowly_gets_its_error_frame():
@@ -492,8 +493,8 @@ def test_heartbeats_and_read_deadline():
     assert client.frames() == [HEARTBEAT]
     bench.advance(100)
     assert client.transport.aborted
-    assert bench.server.stats().heartbeats_missed == 1
-    assert bench.server.stats().connections_closed == {"read timeout": 1}
+    assert bench.server.counters.heartbeats_missed == 1
+    assert bench.server.connections.closed == {"read timeout": 1}
 
 
 def test_unfinished_command_does_not_extend_the_deadline():
@@ -566,7 +567,7 @@ def test_consumer_that_does_not_read_costs_bounded_memory_and_is_closed():
     assert not client.transport.closed
     bench.advance(200)
     assert client.transport.aborted
-    assert bench.server.stats().connections_closed == {"write timeout": 1}
+    assert bench.server.connections.closed == {"write timeout": 1}
 
 
 def test_slow_consumer_that_makes_progress_is_kept_and_served():
@@ -604,7 +605,7 @@ def test_publisher_that_does_not_read_its_replies_is_not_read_from():
     client.transport.stalled = False
     client.transport.flow()
     assert client.transport.reading
-    assert bench.server.stats().read_pauses == 1
+    assert bench.server.counters.read_pauses == 1
 
 
 def test_overloaded_store_pauses_reading_until_relieved():
@@ -635,7 +636,7 @@ def test_overloaded_store_does_not_pause_who_only_consumes():
     assert not producer.transport.reading
     consumer.send(b"FIN " + message[10:26] + b"\n")
     assert consumer.transport.reading
-    assert consumer.connection.stats().finish_count == 1
+    assert client_row(consumer.connection, "")["finish_count"] == 1
     consumer.send(pub("t", b"z"))
     assert not consumer.transport.reading, "now it publishes, too"
 
@@ -648,7 +649,7 @@ def test_bug_in_the_broker_closes_that_connection_only():
     client.send(pub("t", b"x"))
     assert client.transport.aborted
     assert other.send(pub("t", b"x")) == [OK]
-    assert bench.server.stats().connections_closed == {"internal error": 1}
+    assert bench.server.connections.closed == {"internal error": 1}
 
 
 def test_stats_of_a_consumer_and_of_a_producer():
@@ -659,18 +660,18 @@ def test_stats_of_a_consumer_and_of_a_producer():
     consumer.subscribe("t", "c", ready=5)
     producer = bench.client(peer=("10.1.2.4", 6000))
     producer.send(mpub("t", [b"a", b"b"]) + pub("u", b"c") + pub("t", b"d"))
-    stats = consumer.connection.stats()
-    assert (stats.client_id, stats.hostname, stats.user_agent) == ("c1", "h1", "ua/1")
-    assert (stats.remote_address, stats.state, stats.ready_count) == ("10.1.2.3:5000", 3, 5)
-    assert (stats.in_flight_count, stats.message_count, stats.pub_counts) == (3, 3, {})
-    stats = producer.connection.stats()
+    row = client_row(consumer.connection, "")
+    assert (row["client_id"], row["hostname"], row["user_agent"]) == ("c1", "h1", "ua/1")
+    assert (row["remote_address"], row["state"], row["ready_count"]) == ("10.1.2.3:5000", 3, 5)
+    assert (row["in_flight_count"], row["message_count"], "pub_counts" in row) == (3, 3, False)
+    row = client_row(producer.connection, "")
     # Never identified: nsqd shows the address.
-    assert (stats.client_id, stats.hostname, stats.state) == ("10.1.2.4", "10.1.2.4", 0)
-    assert stats.pub_counts == {"t": 3, "u": 1}
+    assert (row["client_id"], row["hostname"], row["state"]) == ("10.1.2.4", "10.1.2.4", 0)
+    assert row["pub_counts"] == [{"topic": "t", "count": 3}, {"topic": "u", "count": 1}]
     assert bench.server.producers() == [producer.connection]
     # Identified without a name.
     producer.send(identify("{}"))
-    assert producer.connection.stats().client_id == ""
+    assert client_row(producer.connection, "")["client_id"] == ""
 
 
 def test_a_producer_that_is_left_is_not_listed():
@@ -694,7 +695,7 @@ def test_topics_that_ended_are_not_counted_for_ever():
         producer.send(pub(name, b"x"))
         del bench.broker.topics[name]
     producer.send(pub("lasting", b"x"))
-    counts = producer.connection.stats().pub_counts
+    counts = producer.connection.pub_counts
     assert counts["lasting"] == 2
     assert len(counts) <= MAX_ENDED + 3
 

@@ -86,7 +86,7 @@ def test_a_busy_channel_gathers_for_an_interval(bench: RealBench) -> None:
     assert bench.server.counters.messages_out == writes + 1
     bench.pass_interval()
     assert finish_all(consumer) == 5
-    assert bench.server.stats().delivery_holds > 0
+    assert bench.server.delivery_coalescing.holds > 0
 
 
 def test_a_channel_that_is_not_busy_holds_nothing(bench: RealBench) -> None:
@@ -97,7 +97,7 @@ def test_a_channel_that_is_not_busy_holds_nothing(bench: RealBench) -> None:
     assert finish_all(consumer) == 1
     publish(bench, publisher, 1)
     assert finish_all(consumer) == 1
-    assert bench.server.stats().delivery_holds == 0
+    assert bench.server.delivery_coalescing.holds == 0
 
 
 def test_a_channel_is_busy_no_more_when_it_calms_down(bench: RealBench) -> None:
@@ -105,9 +105,9 @@ def test_a_channel_is_busy_no_more_when_it_calms_down(bench: RealBench) -> None:
     publisher, consumer = bench.client(), consumer_of(bench)
     make_busy(bench, publisher, consumer)
     work_for(bench, publisher, consumer, 2 * MEASURED, 1)
-    holds = bench.server.stats().delivery_holds
+    holds = bench.server.delivery_coalescing.holds
     work_for(bench, publisher, consumer, 2 * MEASURED, 1)
-    assert bench.server.stats().delivery_holds == holds
+    assert bench.server.delivery_coalescing.holds == holds
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_who_has_little_to_do_or_wants_no_buffer_gets_each_at_once(
         publish(bench, publisher, 1)
         assert finish_all(consumer) == 1
         bench.end_turn()
-    assert bench.server.stats().delivery_holds == 0
+    assert bench.server.delivery_coalescing.holds == 0
 
 
 def test_who_wants_no_buffer_waits_for_no_other_consumer(bench: RealBench) -> None:
@@ -221,13 +221,13 @@ def test_a_message_an_interval_is_not_gathered_under_full_load(bench: RealBench)
     publisher, consumer = bench.client(), consumer_of(bench)
     make_long(bench)
     work_long(bench, publisher, consumer, 4 * MEASURED, 3)
-    assert bench.server.stats().delivery_holds > 0
+    assert bench.server.delivery_coalescing.holds > 0
     work_long(bench, publisher, consumer, 4 * MEASURED, 1)
-    holds = bench.server.stats().delivery_holds
+    holds = bench.server.delivery_coalescing.holds
     assert not any(work_long(bench, publisher, consumer, SITS_OUT * MEASURED // 2, 3))
-    assert bench.server.stats().delivery_holds == holds
+    assert bench.server.delivery_coalescing.holds == holds
     work_long(bench, publisher, consumer, SITS_OUT * MEASURED, 3)
-    assert bench.server.stats().delivery_holds > holds
+    assert bench.server.delivery_coalescing.holds > holds
 
 
 def test_the_server_counts_what_the_load_is_made_of(bench: RealBench) -> None:
@@ -236,10 +236,10 @@ def test_the_server_counts_what_the_load_is_made_of(bench: RealBench) -> None:
     for _ in range(2 * LOOKS):
         work_for(bench, publisher, consumer, 3, 2)
         bench.server.note_load(Load(0.001, 1.0))
-    assert bench.server.stats().delivery_interval_s > 0.001
+    assert bench.server.delivery_coalescing.interval.ms > 1
     for _ in range(10):
         bench.server.note_load(Load(0.05, 0.1))
-    assert bench.server.stats().delivery_interval_s == 0.001
+    assert bench.server.delivery_coalescing.interval.ms == 1
 
 
 def test_another_channel_does_not_wait(bench: RealBench) -> None:

@@ -63,7 +63,7 @@ def test_each_fin_brings_the_next_message(bench: Bench) -> None:
     assert ids_of(consumer) == []
     channel = channel_of(bench)
     assert (channel.finish_count, channel.in_flight_count, channel.depth) == (MESSAGES, 0, 0)
-    assert bench.server.stats().commands["FIN"] == MESSAGES
+    assert bench.server.intake.command_counts()["FIN"] == MESSAGES
 
 
 @pytest.mark.parametrize("spelling", [lambda held: fin(held) + RDY, lambda held: RDY + fin(held) + RDY + RDY])
@@ -77,7 +77,7 @@ def test_an_rdy_that_changes_nothing_may_stand_beside_a_fin(bench: Bench, spelli
         seen += ids_of(consumer)
     assert len(set(seen)) == MESSAGES
     rdys = spelling(b"").count(RDY)
-    assert bench.server.stats().commands["RDY"] == 1 + rdys * (MESSAGES - 1)
+    assert bench.server.intake.command_counts()["RDY"] == 1 + rdys * (MESSAGES - 1)
 
 
 def test_an_rdy_alone_that_changes_nothing_is_a_sign_of_life(bench: Bench) -> None:
@@ -364,8 +364,8 @@ def play(bench: RealBench, seed: int) -> list[Any]:
             seen.append([data[8:] if kind == 2 else data for kind, data in frames])
     channel = bench.server.broker.topics["orders"].channels["all"]
     seen.append((channel.finish_count, channel.requeue_count, channel.in_flight_count, channel.depth))
-    seen.append(bench.server.stats().commands)
-    seen.append(bench.server.stats().messages_out)
+    seen.append(bench.server.intake.command_counts())
+    seen.append(bench.server.counters.messages_out)
     return seen
 
 

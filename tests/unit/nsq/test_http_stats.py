@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from headrace.nsq.stats import (
-    ClientStats,
     StatsFilter,
     StatsReport,
     client_row,
@@ -24,25 +23,22 @@ from headrace.nsq.stats import (
 STARTED_MS = 1_795_226_449_000
 
 
-def client(**changes: Any) -> ClientStats:
+def client(pub_counts: dict[str, int] | None = None, **changes: Any) -> Any:
+    profile = {"client_id": "host", "hostname": "host.example", "user_agent": "ua/1.0", "sample_rate": 0}
     values: dict[str, Any] = {
-        "client_id": "host",
-        "hostname": "host.example",
-        "user_agent": "ua/1.0",
         "remote_address": "127.0.0.1:33174",
         "state": 3,
-        "connect_ts": STARTED_MS // 1000,
-        "ready_count": 3,
-        "in_flight_count": 3,
-        "message_count": 5,
-        "finish_count": 1,
-        "requeue_count": 1,
+        "connected_at_ms": STARTED_MS,
+        "subscription": SimpleNamespace(
+            ready_count=3, in_flight_count=3, message_count=5, finish_count=1, requeue_count=1
+        ),
+        "profile": SimpleNamespace(**{name: changes.pop(name, value) for name, value in profile.items()}),
+        "pub_counts": pub_counts or {},
     }
-    return ClientStats(**(values | changes))
+    return SimpleNamespace(**(values | changes))
 
 
-def channel(name: str, *clients: ClientStats, **changes: Any) -> Any:
-    subscriptions = [SimpleNamespace(owner=SimpleNamespace(stats=lambda stats=stats: stats)) for stats in clients]
+def channel(name: str, *clients: Any, **changes: Any) -> Any:
     values: dict[str, Any] = {
         "name": name,
         "ephemeral": name.endswith("#ephemeral"),
@@ -53,7 +49,7 @@ def channel(name: str, *clients: ClientStats, **changes: Any) -> Any:
         "message_count": 5,
         "requeue_count": 1,
         "timeout_count": 0,
-        "subscriptions": subscriptions,
+        "subscriptions": [SimpleNamespace(owner=owner) for owner in clients],
     }
     return SimpleNamespace(**(values | changes))
 
@@ -155,7 +151,7 @@ def test_counts_are_integers_in_json() -> None:
 
 def test_producers_are_connections_that_have_published() -> None:
     """nsq.md 3.4: null when there are none."""
-    connections = [SimpleNamespace(stats=client), SimpleNamespace(stats=lambda: client(pub_counts={"t": 2}))]
+    connections = [client(), client(pub_counts={"t": 2})]
     rows = asyncio.run(read_producers(connections, StatsFilter()))
     assert rows is not None
     assert [row["pub_counts"] for row in rows] == [[{"topic": "t", "count": 2}]]

@@ -369,7 +369,7 @@ def test_a_read_is_taken_over_only_where_that_is_the_same(seed: int, monkeypatch
         outcomes.append(
             (
                 [(client.frames(), client.connection.cause, client.connection.pub_counts) for client in clients],
-                bench.server.stats().commands,
+                bench.server.intake.command_counts(),
                 bench.server.counters.bytes_in,
                 sorted(stored(bench, "t")),
                 sorted(stored(bench, "other")),

@@ -163,7 +163,7 @@ def test_bodies_too_large_to_inflate_are_tried_one_in_a_turn():
     for number in range(1, 4):
         bench.server.dispatch()
         assert client.messages() == [bomb]
-        assert bench.server.stats().inflate_failures == number
+        assert bench.server.counters.inflate_failures == number
     assert not bench.broker.dirty
 
 
@@ -181,7 +181,7 @@ def test_bodies_that_do_not_inflate_are_said_once(caplog):
         client.post(b"RDY %d\n" % ready)
         bench.work()
     assert client.messages() == [b"no zlib"] * 3
-    assert bench.server.stats().inflate_failures == 3
+    assert bench.server.counters.inflate_failures == 3
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("compressed body delivered as stored, it is damaged or too large topic=t; ")
 
@@ -261,7 +261,7 @@ def test_what_a_dispatch_sent_is_counted_once(tmp_path):
             connection.subscription.ready_count = 1
         bench.client(peer=("10.0.0.3", 9)).post(mpub("t", [b"x"] * 3))
         bench.end_turn()
-        assert bench.server.stats().messages_out == 3
+        assert bench.server.counters.messages_out == 3
         statistics = bench.server.statistics
         for host, count in (("10.0.0.1", 2), ("10.0.0.2", 1)):
             snapshot = statistics.snapshot(HOST_GET_NUMS, host)
@@ -344,8 +344,8 @@ def test_connections_above_the_limit_are_refused_clearly():
     assert refused.transport.closed
     kept[0].connection.eof_received()
     assert bench.client().send(pub("t", b"x")) == [(0, b"OK")]
-    stats = bench.server.stats()
-    assert (stats.connections_open, stats.connections_refused, stats.connections_total) == (2, 1, 4)
+    connections = bench.server.connections
+    assert (len(connections), connections.refused, connections.total) == (2, 1, 4)
 
 
 def test_refusals_at_the_limit_are_logged_once_a_minute(caplog):

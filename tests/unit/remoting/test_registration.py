@@ -22,7 +22,7 @@ from headrace.clock import Clock
 from headrace.registry.routes import MasterAddresses, Registration, TopicData
 from headrace.remoting import registration
 from headrace.remoting.codec import decode_command, encode_response
-from headrace.remoting.codes import ResponseCode
+from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.registration import BrokerIdentity, Registrar, find_address_problem, parse_registries
 from headrace.remoting.registry.server import RegistryServer
 from headrace.settings import BrokerSettings, RegistrySettings
@@ -116,7 +116,7 @@ def test_stopping_broker_says_goodbye(table: Table) -> None:
             await broker.stop()
             assert server.routes.live == {}
             assert server.counters.brokers_lost == 0
-            assert server.stats().requests["UNREGISTER_BROKER"] == 1
+            assert server.counters.requests[RequestCode.UNREGISTER_BROKER] == 1
 
     run(test)
 

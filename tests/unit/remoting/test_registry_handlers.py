@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.access import parse_rules
-from headrace.remoting.codes import RequestCode
+from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.registry.handlers import HANDLERS
 from headrace.remoting.signature import signed_ext
 from tests.support.remoting import frame_with
@@ -179,7 +179,7 @@ def test_what_was_sent_over_an_older_connection_counts_no_more(bench: Bench, cap
         assert old.register(headraceComplete="true").code == 0
         assert old.call(104, broker_ext()).code == 0
         assert sorted(bench.server.routes.topics) == ["T", "U"]
-    assert bench.server.stats().late_words == 4
+    assert bench.server.counters.late_words == 4
     assert caplog.text.count("held back by the network") == 1  # a minute
     old.connection.eof_received()
     assert bench.server.routes.live[A].version.counter == 2
@@ -394,14 +394,14 @@ def test_access_control_includes_the_registry() -> None:
     near = bench.link("127.0.0.1")
     assert near.call(105, {"topic": "T"}).code == 0
     assert near.call(205, {"brokerName": "broker-a"}).code == 16
-    assert bench.server.stats().refusals == {"NO_PERMISSION": 4}
+    assert bench.server.counters.refusals == {ResponseCode.NO_PERMISSION: 4}
 
 
 def test_requests_are_counted_by_name(bench: Bench, broker: Link, client: Link) -> None:
     """Issue 4, item 3: a counter for what is refused too."""
     broker.register()
     client.call(105, {"topic": "X"})
-    stats = bench.server.stats()
-    assert stats.requests == {RequestCode.REGISTER_BROKER.name: 1, RequestCode.GET_ROUTEINFO_BY_TOPIC.name: 1}
-    assert stats.refusals == {"TOPIC_NOT_EXIST": 1}
-    assert (stats.brokers, stats.topics, stats.registrations, stats.connections_open) == (1, 1, 1, 2)
+    server = bench.server
+    assert server.counters.requests == {RequestCode.REGISTER_BROKER: 1, RequestCode.GET_ROUTEINFO_BY_TOPIC: 1}
+    assert server.counters.refusals == {ResponseCode.TOPIC_NOT_EXIST: 1}
+    assert (server.counters.registrations, len(server.connections)) == (1, 2)

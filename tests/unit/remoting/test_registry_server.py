@@ -183,7 +183,7 @@ def test_connection_above_the_limit_is_closed() -> None:
     first, second = bench.link(), bench.link()
     assert second.transport.eof_sent
     assert not first.transport.eof_sent
-    assert bench.server.stats().connections_refused == 1
+    assert bench.server.connections.refused == 1
 
 
 def test_refusals_at_the_limit_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

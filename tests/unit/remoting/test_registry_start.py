@@ -46,8 +46,8 @@ def test_route_is_told_when_the_brokers_are_back_that_were_there(tmp_path: Path)
     brokers.register("broker-b", 0, B)
     assert brokers_of(client) == [["broker-a", "broker-c", "broker-b"]]
     assert client.send(ROUTE_OF_T)[0].code == 0
-    stats = bench.server.stats()
-    assert (stats.requests["GET_ROUTEINFO_BY_TOPIC"], stats.routes_held, stats.routes_refused) == (2, 1, 0)
+    counters = bench.server.counters
+    assert (counters.requests[105], counters.routes_held, counters.routes_refused) == (2, 1, 0)
 
 
 def test_without_those_that_do_not_come_routes_are_told_after_a_while(
@@ -109,8 +109,8 @@ def test_a_request_is_refused_before_its_client_gives_up(tmp_path: Path) -> None
         assert response.remark == ("name server not ready: brokers have yet to register (registry.start_wait_ms)")
     bench.link().register()
     assert client.call(105, {"topic": "T"}).code == 0
-    stats = bench.server.stats()
-    assert (stats.routes_held, stats.routes_refused, stats.refusals["SYSTEM_ERROR"]) == (1, 2, 2)
+    counters = bench.server.counters
+    assert (counters.routes_held, counters.routes_refused, counters.refusals[1]) == (1, 2, 2)
 
 
 def test_lists_and_registrations_are_answered_meanwhile(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_lists_and_registrations_are_answered_meanwhile(tmp_path: Path) -> None:
     assert link.send(ROUTE_OF_T) == []
     assert [link.call(code).code for code in (106, 206)] == [0, 0]
     assert link.send(encode_request(0, 105, 78, True, {"topic": "T"})) == []  # one-way
-    assert bench.server.stats().routes_held == 1
+    assert bench.server.counters.routes_held == 1
     body = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{}}}}'
     answers = link.send(encode_request(0, 103, 79, False, broker_ext(), body))
     assert [(answer.opaque, answer.code) for answer in answers] == [(77, 0), (79, 0)]

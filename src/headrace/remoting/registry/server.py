@@ -14,8 +14,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +28,6 @@ from headrace.registry.awaited import AWAITED_FILE, AwaitedBrokers, find_awaited
 from headrace.registry.kv_config import KV_FILE, KV_FOLDER, KvConfig, find_kv_fault
 from headrace.registry.routes import LiveBroker, RouteTable
 from headrace.remoting.codec import Limits, SendIntake
-from headrace.remoting.codes import request_name, response_name
 from headrace.remoting.guard import REGISTRY_NEEDS, Guard
 from headrace.remoting.registry.connection import RegistryConnection
 from headrace.remoting.registry.rivals import Rivals
@@ -57,9 +55,15 @@ MAX_NAMED: Final = 20
 
 
 class RegistryCounters(RequestCounters):
-    """Counters of one registry since its start."""
+    """Counters of one registry since its start.
 
-    __slots__ = ("brokers_expired", "brokers_lost", "late_words", "registrations", "routes_held", "routes_refused")
+    Attributes:
+        brokers_lost: Brokers dropped because their connection ended.
+        brokers_expired: Brokers dropped because they were silent for ``registry.expiry_ms``.
+        late_words: Registrations and goodbyes over a connection that their broker has replaced: not taken.
+        routes_held: Requests for routes that waited for brokers, after the start.
+        routes_refused: Those that were refused instead.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,42 +73,6 @@ class RegistryCounters(RequestCounters):
         self.late_words = 0
         self.routes_held = 0
         self.routes_refused = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RegistryStats:
-    """One look at the registry."""
-
-    brokers: int
-    """Broker processes thought to be alive."""
-    topics: int
-    connections_open: int
-    connections_total: int
-    connections_refused: int
-    """Turned away at ``registry.max_connections``."""
-    connections_closed: Mapping[str, int]
-    """Ended connections by cause."""
-    requests: Mapping[str, int]
-    """Requests taken, by name."""
-    refusals: Mapping[str, int]
-    """Responses with an error code, by name of the code."""
-    unsupported: int
-    registrations: int
-    brokers_lost: int
-    """Brokers dropped because their connection ended."""
-    brokers_expired: int
-    """Brokers dropped because they were silent for ``registry.expiry_ms``."""
-    late_words: int
-    """Registrations and goodbyes over a connection that their broker has replaced: not taken."""
-    routes_held: int
-    """Requests for routes that waited for brokers, after the start."""
-    routes_refused: int
-    """Those that were refused instead."""
-    kv_write_errors: int
-    bad_frames: int
-    internal_errors: int
-    bytes_in: int
-    bytes_out: int
 
 
 class RegistryServer(RequestServer[RegistryConnection]):
@@ -388,6 +356,11 @@ class RegistryServer(RequestServer[RegistryConnection]):
             self._writer.request(self._kv_builder)
         self._writer.when_saved(saved)
 
+    @property
+    def kv_write_errors(self) -> int:
+        """Failed writes of the key-value configuration."""
+        return self._writer.errors if self._writer is not None else 0
+
     def _kv_builder(self) -> Callable[[], bytes]:
         """Return what makes the file's content as it is now, in a thread."""
         content = self.kv.content()
@@ -396,34 +369,6 @@ class RegistryServer(RequestServer[RegistryConnection]):
     def _load_kv(self) -> KvConfig:
         file = ConfigFile(self.kv_path.parent, self.kv_path.name)
         return KvConfig(file.load(find_kv_fault), max_bytes=self.settings.max_kv_bytes)
-
-    # -- figures -------------------------------------------------------------------------------------------------
-
-    def stats(self) -> RegistryStats:
-        """Return what was counted since the start."""
-        counters = self.counters
-        return RegistryStats(
-            brokers=len(self.routes.live),
-            topics=len(self.routes.topics),
-            connections_open=len(self.connections),
-            connections_total=self.connections.total,
-            connections_refused=self.connections.refused,
-            connections_closed=dict(self.connections.closed),
-            requests={request_name(code): count for code, count in counters.requests.items()},
-            refusals={response_name(code): count for code, count in counters.refusals.items()},
-            unsupported=sum(counters.unsupported.values()),
-            registrations=counters.registrations,
-            brokers_lost=counters.brokers_lost,
-            brokers_expired=counters.brokers_expired,
-            late_words=counters.late_words,
-            routes_held=counters.routes_held,
-            routes_refused=counters.routes_refused,
-            kv_write_errors=self._writer.errors if self._writer is not None else 0,
-            bad_frames=counters.bad_frames,
-            internal_errors=counters.internal_errors,
-            bytes_in=counters.bytes_in,
-            bytes_out=counters.bytes_out,
-        )
 
 
 def _lock_folder(folder: Path) -> int:
