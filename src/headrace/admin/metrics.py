@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import Metric, ProcessCollector, generate_latest
@@ -32,109 +32,61 @@ if TYPE_CHECKING:
     from headrace.nsq.server import NsqServer
 
 
-@dataclass(frozen=True, slots=True)
-class HolderFamily:
-    """One family with a sample for each topic, or for each channel."""
+Holder = tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, Callable[[Any], int]]
+"""Kind and name of a family with a sample for each topic or channel, its help, and what reads a sample's value."""
 
-    name: str
-    help: str
-    read: Callable[[Any], int]
-    counter: bool = False
+_COUNTER: Final = CounterMetricFamily
+_GAUGE: Final = GaugeMetricFamily
 
-
-TOPIC_FAMILIES: Final = (
-    HolderFamily(
-        "headrace_broker_topic_published_messages",
-        "Messages published to the topic.",
-        lambda topic: topic.message_count,
-        True,
-    ),
-    HolderFamily(
-        "headrace_broker_topic_published_bytes",
-        "Body bytes published to the topic.",
-        lambda topic: topic.message_bytes,
-        True,
-    ),
-    HolderFamily(
-        "headrace_broker_topic_depth_messages",
+TOPIC_FAMILIES: Final[tuple[Holder, ...]] = (
+    (_COUNTER, "published_messages", "Messages published to the topic.", attrgetter("message_count")),
+    (_COUNTER, "published_bytes", "Body bytes published to the topic.", attrgetter("message_bytes")),
+    (
+        _GAUGE,
+        "depth_messages",
         "Messages that wait in the topic because it has no channel or is paused.",
-        lambda topic: topic.depth,
+        attrgetter("depth"),
     ),
-    HolderFamily(
-        "headrace_broker_topic_waits_for_disk",
+    (
+        _GAUGE,
+        "waits_for_disk",
         "1 where publishers to the topic are answered when the disk has their messages (level fsync), else 0.",
         lambda topic: int(any(queue.awaits_flush for queue in topic.queues)),
     ),
 )
 
-CHANNEL_FAMILIES: Final = (
-    HolderFamily(
-        "headrace_broker_channel_depth_messages",
+CHANNEL_FAMILIES: Final[tuple[Holder, ...]] = (
+    (
+        _GAUGE,
+        "depth_messages",
         "Messages that wait in the channel, without those in flight or deferred.",
-        lambda channel: channel.depth,
+        attrgetter("depth"),
     ),
-    HolderFamily(
-        "headrace_broker_channel_in_flight_messages",
-        "Messages that are delivered and not yet settled.",
-        lambda channel: channel.in_flight_count,
-    ),
-    HolderFamily(
-        "headrace_broker_channel_deferred_messages",
-        "Messages that are not due yet.",
-        lambda channel: channel.deferred_count,
-    ),
-    HolderFamily(
-        "headrace_broker_channel_consumers",
-        "Consumers subscribed to the channel.",
-        lambda channel: len(channel.subscriptions),
-    ),
-    HolderFamily(
-        "headrace_broker_channel_entered_messages",
-        "Messages that entered the channel from its topic.",
-        lambda channel: channel.message_count,
-        True,
-    ),
-    HolderFamily(
-        "headrace_broker_channel_delivered_messages",
-        "Deliveries, repeated ones included.",
-        lambda channel: channel.delivered_count,
-        True,
-    ),
-    HolderFamily(
-        "headrace_broker_channel_redelivered_messages",
+    (_GAUGE, "in_flight_messages", "Messages that are delivered and not yet settled.", attrgetter("in_flight_count")),
+    (_GAUGE, "deferred_messages", "Messages that are not due yet.", attrgetter("deferred_count")),
+    (_GAUGE, "consumers", "Consumers subscribed to the channel.", lambda channel: len(channel.subscriptions)),
+    (_COUNTER, "entered_messages", "Messages that entered the channel from its topic.", attrgetter("message_count")),
+    (_COUNTER, "delivered_messages", "Deliveries, repeated ones included.", attrgetter("delivered_count")),
+    (
+        _COUNTER,
+        "redelivered_messages",
         "Deliveries of messages that had been delivered before.",
-        lambda channel: channel.redelivered_count,
-        True,
+        attrgetter("redelivered_count"),
     ),
-    HolderFamily(
-        "headrace_broker_channel_finished_messages",
-        "Messages that consumers finished (FIN).",
-        lambda channel: channel.finish_count,
-        True,
-    ),
-    HolderFamily(
-        "headrace_broker_channel_requeued_messages",
-        "Messages that consumers handed back (REQ).",
-        lambda channel: channel.requeue_count,
-        True,
-    ),
-    HolderFamily(
-        "headrace_broker_channel_timed_out_messages",
+    (_COUNTER, "finished_messages", "Messages that consumers finished (FIN).", attrgetter("finish_count")),
+    (_COUNTER, "requeued_messages", "Messages that consumers handed back (REQ).", attrgetter("requeue_count")),
+    (
+        _COUNTER,
+        "timed_out_messages",
         "Messages taken back because no answer came in time.",
-        lambda channel: channel.timeout_count,
-        True,
+        attrgetter("timeout_count"),
     ),
-    HolderFamily(
-        "headrace_broker_channel_damaged_messages",
-        "Messages skipped because their record is damaged.",
-        lambda channel: channel.damaged_count,
-        True,
-    ),
-    HolderFamily(
-        "headrace_broker_channel_evicted_messages",
+    (_COUNTER, "damaged_messages", "Messages skipped because their record is damaged.", attrgetter("damaged_count")),
+    (
+        _COUNTER,
+        "evicted_messages",
         "Messages gone before the channel had finished them: with a log file, or at the bound of an in-memory topic.",
-        lambda channel: channel.evicted_count,
-        True,
+        attrgetter("evicted_count"),
     ),
 )
 
@@ -176,10 +128,10 @@ class MetricsReport:
                 yield from registration_families(remoting.registrar)
         topic_rows = [((topic.name,), topic) for topic in topics]
         for family in TOPIC_FAMILIES:
-            yield from _holder_slices(family, ("topic",), topic_rows)
+            yield from _holder_slices("topic", family, ("topic",), topic_rows)
         channel_rows = [((topic, channel.name), channel) for topic, channel in channels]
         for family in CHANNEL_FAMILIES:
-            yield from _holder_slices(family, ("topic", "channel"), channel_rows)
+            yield from _holder_slices("channel", family, ("topic", "channel"), channel_rows)
 
     def _node_families(self, topics: int, channels: int) -> Iterator[Metric]:
         sources = self._sources
@@ -378,12 +330,11 @@ def _nsq_families(server: NsqServer) -> Iterator[Metric]:
 
 
 def _holder_slices(
-    family: HolderFamily, labels: Sequence[str], rows: Sequence[tuple[tuple[str, ...], Any]]
+    what: str, family: Holder, labels: Sequence[str], rows: Sequence[tuple[tuple[str, ...], Any]]
 ) -> Iterator[Metric]:
-    kind = CounterMetricFamily if family.counter else GaugeMetricFamily
-    return family_slices(
-        kind, family.name, family.help, labels, ((names, family.read(holder)) for names, holder in rows)
-    )
+    kind, name, text, read = family
+    samples = ((names, read(holder)) for names, holder in rows)
+    return family_slices(kind, f"headrace_broker_{what}_{name}", text, labels, samples)
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
