@@ -159,13 +159,6 @@ def batch(data: bytes) -> None:
         require_not_fatal(error)
 
 
-def messages(data: bytes) -> None:
-    try:
-        codec.decode_messages(data, 64 * 1024)
-    except ProtocolError as error:
-        require_not_fatal(error)
-
-
 def rows(data: bytes) -> None:
     """The body of a batch with an identity; the first bytes say how many messages it claims and how many are known."""
     claimed, skip, body = data[0] if data else 0, data[1] if len(data) > 1 else 0, data[2:]
@@ -258,7 +251,7 @@ def expression(data: bytes) -> None:
 
 
 TARGETS: Final[tuple[Callable[[bytes], None], ...]] = (
-    frames, signed_frames, splits, one_frame, send_bodies, messages, rows, arrow,
+    frames, signed_frames, splits, one_frame, send_bodies, rows, arrow,
     json, registration, plain_registration, queues, heartbeat, expression,
     nsq_targets.nsq_commands, nsq_targets.nsq_reads, nsq_targets.http_publish, nsq_targets.mpub_bodies,
     pull_targets.known_pulls, store_targets.damaged_log,
@@ -309,7 +302,6 @@ def seeds() -> dict[str, bytes]:
         splits: [b"\x11" + stream for stream in streams],
         one_frame: streams[:-1],
         send_bodies: [v.BATCH_BODY],
-        messages: [v.RECORD_V4, v.RECORD_V6, v.RECORD_V4 + v.RECORD_V6],
         rows: [
             b"\1\0" + encode_rows([(b"body", {})]),
             b"\3\1" + encode_rows([(b"a", {"k": "v"}), (b"", {}), (b"b" * 40, {"DELAY": "3"})]),

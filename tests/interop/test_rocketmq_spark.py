@@ -15,8 +15,8 @@ import pytest
 
 from headrace.errors import RemotingRefusedError, RouteNotFoundError
 from headrace.remoting.blocking import Cluster, read_log_request, read_queue_request
-from headrace.remoting.codec import decode_messages
 from tests.interop import rocketmq_peers as peers
+from tests.support.records import decode_messages
 from tests.support.waiting import until
 
 TOPIC = "SparkTrips"

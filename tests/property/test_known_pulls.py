@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import testing
-from headrace.remoting.codec import PullRequest, Reader, decode_messages, encode_request
+from headrace.remoting.codec import PullRequest, Reader, encode_request
 from headrace.remoting.reading.known_pulls import KnownPulls
 from headrace.remoting.reply import INTERNAL_ERROR
 from headrace.remoting.server import RemotingServer
+from tests.support.records import decode_messages
 from tests.support.remoting import RemotingSocket, as_json, commands_in, consumer_data, send_fields, subscription
 from tests.support.waiting import until
 

@@ -13,14 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError
-from headrace.format import record
 from headrace.remoting.codec import (
     Limits,
     SendIntake,
     add_send,
     decode_batch,
     decode_command,
-    decode_messages,
     encode_request,
     encode_response,
 )
@@ -360,23 +358,3 @@ def test_batches_are_read_back(messages: list[tuple[int, bytes, bytes]]):
 def test_noise_for_bodies_is_read_or_refused(noise: bytes):
     with contextlib.suppress(ProtocolError):
         decode_batch(noise)
-    with contextlib.suppress(ProtocolError):
-        decode_messages(noise)
-
-
-@given(
-    st.lists(st.tuples(st.binary(max_size=40), st.integers(0, 0x3FF)), min_size=1, max_size=3),
-    st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4),
-)
-def test_mutated_messages_are_read_or_refused(messages: list[tuple[bytes, int]], changes: list[tuple[int, int]]):
-    """remoting.md 2.10: nothing but ProtocolError leaves the reader of pulled messages."""
-    data = bytearray()
-    for body, sys_flag in messages:
-        data += record.encode(body, b"T1", sys_flag=sys_flag, properties=b"KEYS\x01k\x02")
-    for position, value in changes:
-        data[position % len(data)] = value
-    try:
-        found = decode_messages(bytes(data), max_body_bytes=10_000)
-    except ProtocolError:
-        return
-    assert sum(message["record_bytes"] for message in found) == len(data)

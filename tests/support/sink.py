@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import RouteNotFoundError
 from headrace.remoting.blocking import Cluster
-from headrace.remoting.codec import decode_messages
+from tests.support.records import decode_messages
 
 GROUP = "sink_tests"
 

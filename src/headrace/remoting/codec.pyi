@@ -179,13 +179,3 @@ def decode_batch(body: bytes) -> list[tuple[int, bytes, bytes]]:
     Raises:
         ProtocolError: not fatal; the lengths do not add up.
     """
-
-def decode_messages(body: bytes, max_body_bytes: int = 67_108_864) -> list[dict[str, Any]]:
-    """Return the messages of a pull response's body.
-
-    Each is what ``format.record.decode`` returns, with ``properties`` as a dict, ``body`` decompressed when
-    it is zlib, ``offset_id``, and ``message_id``: the property UNIQ_KEY, or the offset id without one.
-
-    Raises:
-        ProtocolError: not fatal; a record is cut short or decompresses to more than ``max_body_bytes``.
-    """

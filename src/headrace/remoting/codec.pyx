@@ -12,8 +12,6 @@ Layout of a frame: total i32, which does not count itself | serialize type u8, h
 Ref: remoting.md 1, 2.9, 2.10, 4.3, 4.4.
 """
 
-import zlib
-
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DATA, PyUnicode_GET_LENGTH
 from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
@@ -34,7 +32,6 @@ cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object)
 
 from headrace.errors import ProtocolError
-from headrace.format import record
 from headrace.remoting.codes import VERSION, LanguageCode
 
 cdef enum:
@@ -45,9 +42,6 @@ cdef enum:
     MAX_REMARKS = 64           # that are kept encoded
     MAX_KEPT = 64              # bytes of a text that is kept
     PULL_HEADER_BYTES = 320     # the frame of a pull's answer at most, body and remark aside
-    SYS_FLAG_COMPRESSED = 0x1
-    SYS_FLAG_COMPRESSION = 0x300
-    SYS_FLAG_ZLIB = 0x300
 
 _LANGUAGES = {int(code): code.name for code in LanguageCode}
 
@@ -569,41 +563,6 @@ def decode_batch(bytes body not None):
                       body[at + 22 + size:at + total]))
         at += total
     return found
-
-
-def decode_messages(bytes body not None, Py_ssize_t max_body_bytes=67_108_864):
-    cdef list found = []
-    cdef Py_ssize_t at = 0
-    cdef int64_t sys_flag
-    while at < len(body):
-        try:
-            message = record.decode(body, at)
-        except ValueError as error:
-            raise ProtocolError(f"message {len(found)}: {error}", fatal=False) from error
-        sys_flag = message["sys_flag"]
-        host_at = at + (76 if sys_flag & 0x10 else 64)
-        host = body[host_at:host_at + (20 if sys_flag & 0x20 else 8)]
-        if sys_flag & SYS_FLAG_COMPRESSED and sys_flag & SYS_FLAG_COMPRESSION in (0, SYS_FLAG_ZLIB):
-            message["body"] = _decompress(message["body"], max_body_bytes, len(found))
-        message["properties"] = record.properties_of(message["properties"])
-        message["offset_id"] = record.message_id(host, message["physical_offset"])
-        message["message_id"] = message["properties"].get("UNIQ_KEY") or message["offset_id"]
-        found.append(message)
-        at += message["record_bytes"]
-    return found
-
-
-def _decompress(bytes data, Py_ssize_t most, Py_ssize_t number):
-    stream = zlib.decompressobj()
-    try:
-        plain = stream.decompress(data, most)
-    except zlib.error as error:
-        raise ProtocolError(f"message {number} does not decompress: {error}", fatal=False) from error
-    if stream.unconsumed_tail:
-        raise ProtocolError(f"message {number} decompresses to more than {most} bytes", fatal=False)
-    if not stream.eof:
-        raise ProtocolError(f"message {number} does not decompress: it is cut short", fatal=False)
-    return plain
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------

@@ -23,9 +23,10 @@ from headrace.errors import (
 )
 from headrace.remoting.blocking import BlockingClient, Cluster, QueueData, QueueStats, Request, require
 from headrace.remoting.blocking.connection import FrameTooLargeError
-from headrace.remoting.codec import Command, decode_command, decode_messages, encode_request, encode_response
+from headrace.remoting.codec import Command, decode_command, encode_request, encode_response
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.signature import is_signed_with
+from tests.support.records import decode_messages
 from tests.support.remoting import RemotingSocket, send_fields
 
 Script = Callable[[socket.socket], None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import struct
-import zlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,6 @@ from headrace.remoting.codec import (
     add_send,
     decode_batch,
     decode_command,
-    decode_messages,
     encode_pull_response,
     encode_request,
     encode_response,
@@ -35,6 +33,7 @@ from headrace.remoting.codes import LanguageCode, RequestCode, ResponseCode, req
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 from tests.property.remoting_driver import Driver, drive, event_of
 from tests.property.remoting_reference import encode_frame, encode_sub_message
+from tests.support.records import decode_messages
 from tests.unit.remoting.vectors import (
     BATCH_BODY,
     GET_MAX_OFFSET,
@@ -653,45 +652,6 @@ def test_memory_of_a_frame_is_that_frame():
     assert event[6][0][0] == b"y" * 1_000_000
     assert driver.reader.room() is None
     assert driver.reader.held_bytes == 0
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
-def stored(body: bytes, sys_flag: int) -> bytes:
-    return record.encode(body, b"T1", sys_flag=sys_flag)
-
-
-@pytest.mark.parametrize("sys_flag", [0x1, 0x301])
-def test_compressed_bodies_are_decompressed(sys_flag):
-    """remoting.md 2.4: zlib is what all versions know; other kinds stay as they are."""
-    assert zlib.decompress(bytes.fromhex("785e4b4ca43d00007a4725e5")) == b"a" * 100
-    data = stored(zlib.compress(b"a" * 5000, 5), sys_flag)
-    [message] = decode_messages(data)
-    assert (message["body"], message["sys_flag"]) == (b"a" * 5000, sys_flag)
-    assert decode_messages(stored(b"lz4", 0x101))[0]["body"] == b"lz4"
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (zlib.compress(bytes(200_000)), "more than 100000"),
-        (zlib.compress(b"hello")[:-1], "cut short"),
-        (b"no zlib", "does not decompress"),
-        (b"", "cut short"),
-    ],
-)
-def test_decompression_is_bounded_and_refuses_rubbish(body, text):
-    """Issue 4, bad input: decompression bombs."""
-    with pytest.raises(ProtocolError, match=text) as caught:
-        decode_messages(stored(body, 0x1), max_body_bytes=100_000)
-    assert not caught.value.fatal
-
-
-@pytest.mark.parametrize("cut", range(1, 169, 7))
-def test_records_cut_short_are_refused(cut):
-    with pytest.raises(ProtocolError):
-        decode_messages(RECORD_V6 + RECORD_V4[:-cut])
 
 
 def test_commands_have_defaults():

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.topic import TopicConfig
-from headrace.remoting.codec import decode_messages
 from headrace.remoting.codes import TOPIC_FLAG_UNIT_SUB
 from headrace.remoting.reply import Reply
 from headrace.store.key_query import KeyMatches
+from tests.support.records import decode_messages
 from tests.support.remoting import (
     RemotingRig,
     physical_offset_of,

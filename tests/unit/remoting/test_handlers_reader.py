@@ -22,12 +22,13 @@ from headrace.broker.pull import PullResult, PullStatus, read_range
 from headrace.errors import ConnectionLostError
 from headrace.format import record
 from headrace.remoting.blocking import BlockingClient, read_log_request, read_queue_request
-from headrace.remoting.codec import Command, decode_messages
+from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.reading import reader_stream, readers
 from headrace.remoting.reading.readers import ReaderCounters, StateWait, StateWaits
 from headrace.store import boot_note
+from tests.support.records import decode_messages
 from tests.support.remoting import RemotingRig, body_of, send_fields
 from tests.support.toolchain import cannot_run
 

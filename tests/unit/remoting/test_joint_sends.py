@@ -17,10 +17,11 @@ from headrace.broker.statistics import TOPIC_PUT_NUMS
 from headrace.errors import StoreFullError
 from headrace.net.joint_turn import ALONE, LONE_TURNS, MAX_SHARE_BYTES, MEMORY_BYTES
 from headrace.net.stream_input import HEADROOM_BYTES
-from headrace.remoting.codec import Command, Limits, Reader, SendIntake, decode_messages, encode_request
+from headrace.remoting.codec import Command, Limits, Reader, SendIntake, encode_request
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.sending.send_intake import JointIntake
+from tests.support.records import decode_messages
 from tests.support.remoting import BrokerLink, RemotingRig, RemotingSocket, send_fields
 
 CLIENTS = 12

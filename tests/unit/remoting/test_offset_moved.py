@@ -13,8 +13,8 @@ from headrace import testing
 from headrace.broker.offset_moved import AGAIN_MS, OffsetMovedEvents
 from headrace.errors import StoreFullError
 from headrace.remoting.blocking import BlockingClient
-from headrace.remoting.codec import decode_messages
 from headrace.remoting.codes import RequestCode, ResponseCode
+from tests.support.records import decode_messages
 from tests.support.remoting import RemotingRig, send_fields
 
 

@@ -21,7 +21,7 @@ from headrace.broker.pull import PullResult, PullStatus
 from headrace.errors import FlushError
 from headrace.net.connection import Pause
 from headrace.remoting import server
-from headrace.remoting.codec import decode_messages, encode_request
+from headrace.remoting.codec import encode_request
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.handlers import pull as pulls
@@ -30,6 +30,7 @@ from headrace.remoting.members import MemberNotices
 from headrace.store.store import Store
 from tests.property.remoting_reference import encode_frame
 from tests.support.memory import little_memory
+from tests.support.records import decode_messages
 from tests.support.remoting import (
     BrokerLink,
     RemotingRig,

@@ -13,9 +13,9 @@ import pytest
 from headrace import testing
 from headrace.batch import PublishBatch
 from headrace.net import turns
-from headrace.remoting.codec import decode_messages
 from headrace.remoting.signature import signed_ext
 from tests.support.access_rules import write_rules
+from tests.support.records import decode_messages
 from tests.support.remoting import RemotingSocket, send_fields
 
 RULES = """

@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 
 from headrace.broker.access import Patterns, User
-from headrace.remoting.codec import decode_messages, encode_request
+from headrace.remoting.codec import encode_request
 from headrace.remoting.reading import single_records
 from headrace.remoting.reply import Reply
 from headrace.store import log_ranges
+from tests.support.records import decode_messages
 from tests.support.remoting import RecordingPeer, RemotingRig, send_fields
 from tests.support.toolchain import cannot_run
 
