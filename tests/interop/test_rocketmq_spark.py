@@ -16,6 +16,7 @@ import pytest
 from headrace.errors import RemotingRefusedError, RouteNotFoundError
 from headrace.remoting.blocking import Cluster, read_log_request, read_queue_request
 from tests.interop import rocketmq_peers as peers
+from tests.support.offsets import update_offset
 from tests.support.records import decode_messages
 from tests.support.waiting import until
 
@@ -172,9 +173,9 @@ def test_committed_offsets(cluster: Cluster, request: pytest.FixtureRequest) -> 
     group = f"SparkG{now_ms()}"
     assert cluster.query_offset(BROKER, group, TOPIC, 0) == (0 if is_version(request, "4.9.7") else None)
     for offset in (7, 120, BATCHES * ROWS):
-        cluster.update_offset(BROKER, group, TOPIC, 0, offset)
+        update_offset(cluster, BROKER, group, TOPIC, 0, offset)
         assert cluster.query_offset(BROKER, group, TOPIC, 0) == offset
-    cluster.update_offset(BROKER, group, TOPIC, 1, 1, durable=True)
+    update_offset(cluster, BROKER, group, TOPIC, 1, 1, durable=True)
     assert cluster.query_offset(BROKER, group, TOPIC, 1) == 1
 
 
@@ -185,8 +186,8 @@ def test_lag_shows_in_the_brokers_own_tools(
     group = "SparkLag"
     cluster.announce_group(BROKER, group, [TOPIC])
     for queue_id in range(4):
-        cluster.update_offset(BROKER, group, TOPIC, queue_id, cluster.max_offset(BROKER, TOPIC, queue_id))
-    cluster.update_offset(BROKER, group, TOPIC, 0, 200)
+        update_offset(cluster, BROKER, group, TOPIC, queue_id, cluster.max_offset(BROKER, TOPIC, queue_id))
+    update_offset(cluster, BROKER, group, TOPIC, 0, 200)
     until(lambda: f"%RETRY%{group}" in cluster.topics(), 60)
     version = "4.9.7" if "headrace" in request.node.name else request.node.callspec.params["server"]
     shown = peers.mqadmin(version, tmp_path, "consumerProgress", "-n", server.namesrv, "-g", group)

@@ -5,30 +5,3 @@
 Protocol folders serve them (``remoting.registry.server``). Nothing here may know a protocol, a socket or a clock: calls
 take ``now``.
 """
-
-from headrace.registry.awaited import AwaitedBrokers
-from headrace.registry.kv_config import ORDER_NAMESPACE, KvConfig
-from headrace.registry.routes import (
-    BrokerData,
-    DataVersion,
-    LiveBroker,
-    QueueData,
-    Registration,
-    Route,
-    RouteTable,
-    TopicData,
-)
-
-__all__ = [
-    "ORDER_NAMESPACE",
-    "AwaitedBrokers",
-    "BrokerData",
-    "DataVersion",
-    "KvConfig",
-    "LiveBroker",
-    "QueueData",
-    "Registration",
-    "Route",
-    "RouteTable",
-    "TopicData",
-]

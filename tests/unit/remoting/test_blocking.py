@@ -26,6 +26,7 @@ from headrace.remoting.blocking.connection import FrameTooLargeError
 from headrace.remoting.codec import Command, decode_command, encode_request, encode_response
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.signature import is_signed_with
+from tests.support.offsets import update_offset
 from tests.support.records import decode_messages
 from tests.support.remoting import RemotingSocket, send_fields
 
@@ -374,7 +375,7 @@ def test_offsets(broker: testing.RunningBroker, cluster: Cluster) -> None:
     assert cluster.search_offset("broker-a", "Trips", 0, 0) == 0
     assert cluster.search_offset("broker-a", "Trips", 0, 1 << 42) == 10
     assert cluster.query_offset("broker-a", "Fresh", "Trips", 0) is None
-    cluster.update_offset("broker-a", "Fresh", "Trips", 0, 7)
+    update_offset(cluster, "broker-a", "Fresh", "Trips", 0, 7)
     assert cluster.query_offset("broker-a", "Fresh", "Trips", 0) == 7
     stats = cluster.topic_stats(broker.remoting, "Trips")
     assert list(stats) == [0, 1, 2, 3]
@@ -395,7 +396,7 @@ def test_durable_commit_is_on_disk_when_it_is_answered(broker: testing.RunningBr
     """extensions.md, UPDATE_CONSUMER_OFFSET."""
     path = Path(broker.data_dir, "config", "consumerOffset.json")
     for offset in range(3, 7):
-        cluster.update_offset("broker-a", "Kept", "Trips", 0, offset, durable=True)
+        update_offset(cluster, "broker-a", "Kept", "Trips", 0, offset, durable=True)
         assert json.loads(path.read_text())["offsetTable"]["Trips@Kept"] == {"0": offset}
 
 

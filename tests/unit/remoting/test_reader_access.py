@@ -12,6 +12,7 @@ from headrace.broker.access import Action, Patterns, User
 from headrace.errors import RemotingRefusedError
 from headrace.remoting.blocking import BlockingClient, Cluster, read_log_request, read_queue_request
 from tests.support.access_rules import write_rules
+from tests.support.offsets import update_offset
 from tests.support.remoting import send_fields
 
 RULES = """
@@ -139,7 +140,7 @@ def test_everything_of_a_cluster_works_signed(broker: testing.RunningBroker) -> 
         assert cluster.max_offset("broker-a", "T", 0) == 1
         assert cluster.min_offset("broker-a", "T", 0) == 0
         assert cluster.search_offset("broker-a", "T", 0, 0) == 0
-        cluster.update_offset("broker-a", "G", "T", 0, 1, durable=True)
+        update_offset(cluster, "broker-a", "G", "T", 0, 1, durable=True)
         assert cluster.query_offset("broker-a", "G", "T", 0) == 1
         assert cluster.topic_stats(broker.remoting, "T")[0].max_offset == 1
         with pytest.raises(RemotingRefusedError, match=r"code 16: user 'app' has no right to subscribe"):

@@ -342,27 +342,6 @@ class Cluster:
             return None
         return int(require(response, address).ext["offset"])
 
-    def update_offset(
-        self, broker: str, group: str, topic: str, queue_id: int, offset: int, *, durable: bool = False
-    ) -> None:
-        """Commit how far a group has read: the next offset it reads. Raises: as ``ask``.
-
-        RocketMQ 5 keeps offsets of groups it knows only: one that it does not is announced.
-
-        Args:
-            durable: Return when it is on disk. RocketMQ does not know this: it writes within 5 s.
-        """
-        ext = _queue(topic, queue_id) | {"consumerGroup": group, "commitOffset": str(offset)}
-        if durable:
-            ext["durable"] = "true"
-        try:
-            self.ask(broker, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
-        except RemotingRefusedError as error:
-            if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
-                raise
-            self.announce_group(broker, group, [topic])
-            self.ask(broker, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
-
     def announce_group(self, broker: str, group: str, topics: Iterable[str]) -> None:
         """Have a broker know a group, so that its tools show how far the group is behind. Raises: as ``ask``.
 
