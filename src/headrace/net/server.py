@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from headrace.net.busy_poll import BusyPoll
 from headrace.net.connection import Connection, Pause
@@ -17,7 +17,7 @@ from headrace.net.receive import ReceiveBuffer
 from headrace.net.refusal_log import RefusalLog
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TICK_MS, TimerWheel
-from headrace.net.turns import Turns
+from headrace.net.turns import TurnConnection, Turns
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -27,27 +27,7 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS: Final = 5.0
 
 
-class Served(Protocol):
-    """What a server asks of its connections."""
-
-    id: int
-    cause: str
-    remote_address: str
-
-    def pause(self, reason: int) -> None:
-        """Read no more for a reason."""
-
-    def resume(self, reason: int) -> None:
-        """Lift it."""
-
-    def stop(self, cause: str) -> None:
-        """Read no more, let answers out, then close."""
-
-    def abort(self, cause: str) -> None:
-        """Close at once."""
-
-
-C = TypeVar("C", bound=Served)
+C = TypeVar("C", bound=TurnConnection)
 
 
 class StreamServer(Generic[C]):

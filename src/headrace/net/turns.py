@@ -76,10 +76,12 @@ class TurnConnection(Connection):
 
     Attributes:
         call_soon: The loop's, asked for when it is first needed.
+        id: Its number on its server; 0 before it is taken up.
     """
 
     def __init__(self, reader: StreamInput, receive: ReceiveBuffer, turns: Turns, **life: Any) -> None:
         super().__init__(**life)
+        self.id = 0
         self._turns = turns
         self.call_soon: Callable[[Callable[[], None]], asyncio.Handle] | None = None
         self._input = reader

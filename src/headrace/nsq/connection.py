@@ -67,14 +67,12 @@ class NsqConnection(TurnConnection):
     Attributes:
         connected_at_ms: When it was taken up, in ms since 1970.
         host: The client's; empty where it is not known.
-        id: Its number on this server; 0 before it is taken up.
         subscription: What it consumes; None before SUB and when the channel is gone.
         pub_counts: Messages it has published, by topic. Topics that ended are left out when they become many.
     """
 
     def __init__(self, server: NsqServer) -> None:
         settings = server.settings
-        self.id = 0
         self.state = State.INIT
         self.subscription: Subscription | None = None
         self.pub_counts: dict[str, int] = {}

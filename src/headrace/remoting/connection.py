@@ -238,7 +238,10 @@ class RemotingConnection(RequestConnection):
             self.log_request(command)
         try:
             if self.server.guard is not None:
-                request = command if isinstance(command, Command) else PlainPull(command)
+                request = command
+                if isinstance(request, PullRequest):
+                    ext = {"topic": request.topic, "consumerGroup": request.consumer_group}
+                    request = Command(request.code, ext)
                 self.user = self.server.guard.admit(request, self.host)
             if isinstance(command, PullRequest):
                 counters.requests[code] += 1
@@ -573,13 +576,3 @@ class RemotingConnection(RequestConnection):
 
         self._calls.wait(opaque, timeout_ms or self.server.settings.request_timeout_ms, ended)
         self.send(data)
-
-
-class PlainPull:
-    """An unsigned pull as access control looks at requests."""
-
-    body = b""
-
-    def __init__(self, request: PullRequest) -> None:
-        self.code = request.code
-        self.ext = {"topic": request.topic, "consumerGroup": request.consumer_group}

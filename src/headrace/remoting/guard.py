@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.broker.access import Action
 from headrace.errors import AccessDeniedError
@@ -27,27 +27,12 @@ from headrace.remoting.signature import ACCESS_KEY, SIGNATURE, is_signed_with
 if TYPE_CHECKING:
     from headrace.broker.access import AccessRules, User
     from headrace.clock import Clock
+    from headrace.remoting.codec import Command
 
 logger = logging.getLogger(__name__)
 
 LONGEST_LOGGED: Final = 500
 """Characters of one such line that the request may have chosen."""
-
-
-class Request(Protocol):
-    """What the guard looks at; a ``Command`` is one."""
-
-    @property
-    def code(self) -> int:
-        """The request code."""
-
-    @property
-    def ext(self) -> Mapping[str, str]:
-        """Its fields."""
-
-    @property
-    def body(self) -> bytes:
-        """Its body, maybe empty."""
 
 
 class Need(NamedTuple):
@@ -58,7 +43,7 @@ class Need(NamedTuple):
     group: str = ""
 
 
-Needs = Callable[[Request], Iterable[Need]]
+Needs = Callable[["Command"], Iterable[Need]]
 
 
 class Guard:
@@ -69,7 +54,7 @@ class Guard:
 
     Attributes:
         refusals: Refused requests by why.
-        unsigned: Requests taken without a signature because of their address, by user.
+        unsigned: Commands taken without a signature because of their address, by user.
     """
 
     def __init__(self, rules: AccessRules, needs: Mapping[int, Needs], clock: Clock) -> None:
@@ -79,7 +64,7 @@ class Guard:
         self._needs = needs
         self._pace = LogPace(clock)  # by address
 
-    def admit(self, request: Request, host: str) -> User:
+    def admit(self, request: Command, host: str) -> User:
         """Accept a request from the IP address ``host``; return whose it is.
 
         Raises:
@@ -102,7 +87,7 @@ class Guard:
         except AccessDeniedError as error:
             raise self._deny("no_right", f"{error} ({request_name(code)}, code {code})", host) from None
 
-    def identify(self, request: Request, host: str) -> User:
+    def identify(self, request: Command, host: str) -> User:
         """Return who sends a request.
 
         Raises:
@@ -150,7 +135,7 @@ class Guard:
 # -- what requests need ------------------------------------------------------------------------------------------------
 
 
-def _admin(_request: Request) -> Iterable[Need]:
+def _admin(_request: Command) -> Iterable[Need]:
     return (Need(Action.ADMIN),)
 
 
@@ -165,14 +150,14 @@ def _send(field: str) -> Needs:
 
 
 def _subscribe(*, topic: str = "", group: str = "") -> Needs:
-    def needs(request: Request) -> Iterable[Need]:
+    def needs(request: Command) -> Iterable[Need]:
         ext = request.ext
         return (Need(Action.SUBSCRIBE, ext.get(topic, "") if topic else "", ext.get(group, "") if group else ""),)
 
     return needs
 
 
-def _heartbeat(request: Request) -> Iterator[Need]:
+def _heartbeat(request: Command) -> Iterator[Need]:
     """Every group, and every topic it subscribes to; read as its handler does, which refuses what cannot be read so."""
     most = len(request.body)  # the handler has the bound
     with contextlib.suppress(RequestRefusedError):
@@ -184,11 +169,11 @@ def _heartbeat(request: Request) -> Iterator[Need]:
                 yield Need(Action.SUBSCRIBE, topic=str(subscription.get("topic") or ""))
 
 
-def _read_log(request: Request) -> Iterable[Need]:
+def _read_log(request: Command) -> Iterable[Need]:
     return Need(Action.READ_LOG), Need(Action.SUBSCRIBE, group=request.ext.get("group", ""))
 
 
-def _group_of_body(request: Request) -> Iterator[Need]:
+def _group_of_body(request: Command) -> Iterator[Need]:
     try:
         body = read_outline(request.body, "mqSet")
     except RequestRefusedError:

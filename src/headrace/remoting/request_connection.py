@@ -69,7 +69,6 @@ class RequestConnection(TurnConnection):
     Two are equal only if they are one connection.
 
     Attributes:
-        id: Its number on this server; 0 before it is taken up.
         host: The peer's address without its port.
     """
 
@@ -92,7 +91,6 @@ class RequestConnection(TurnConnection):
             ),
             high_water_bytes=settings.write_high_water_bytes,
         )
-        self.id = 0
         self.server = server
         self.host = ""
         self._owed = 0  # answers that wait for the disk

@@ -2,8 +2,6 @@
 
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -12,6 +10,7 @@ from headrace.clock import ManualClock
 from headrace.errors import AccessDeniedError
 from headrace.log_pace import INTERVAL_MS
 from headrace.remoting.bodies import MAX_SLOW_BYTES, read_outline
+from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.guard import BROKER_NEEDS, REGISTRY_NEEDS, Guard
 from headrace.remoting.handlers.clients import read_consumers
@@ -39,15 +38,8 @@ FAR = "192.0.2.1"
 NEAR = "127.0.0.1"
 
 
-@dataclass
-class Request:
-    code: int
-    ext: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-
-def signed(code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, user: str = "app") -> Request:
-    return Request(code, signed_ext(ext, body, f"{user}-key", f"{user}-secret"), body)
+def signed(code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, user: str = "app") -> Command:
+    return Command(code, signed_ext(ext, body, f"{user}-key", f"{user}-secret"), body)
 
 
 def broker_guard(rules: AccessRules = RULES, clock: ManualClock | None = None) -> Guard:
@@ -160,7 +152,7 @@ def test_traces_are_sent_by_every_user_and_read_by_right(code: RequestCode, name
     guard, topic = broker_guard(), "RMQ_SYS_TRACE_TOPIC"
     assert guard.admit(signed(code, {name: topic}), FAR).name == "app"
     for request in (
-        Request(code, {name: topic}),
+        Command(code, {name: topic}),
         signed(RequestCode.PULL_MESSAGE, {"topic": topic, "consumerGroup": "G"}),
         signed(RequestCode.QUERY_MESSAGE, {"topic": topic}),
     ):
@@ -203,7 +195,7 @@ def test_request_without_a_valid_signature_is_refused() -> None:
     good = signed(310, {"b": "T"})
     for ext in ({**good.ext, "AccessKey": "other"}, {**good.ext, "b": "U"}, {"b": "T"}, {"AccessKey": "app-key"}):
         with pytest.raises(AccessDeniedError) as caught:
-            guard.admit(Request(310, ext), FAR)
+            guard.admit(Command(310, ext), FAR)
         assert "app-secret" not in str(caught.value)
     assert guard.refusals == {"unknown_key": 1, "bad_signature": 2, "unsigned": 1}
 
@@ -213,11 +205,11 @@ def test_listed_address_stands_for_its_user_only_without_a_signature(caplog: pyt
     guard = broker_guard()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert guard.admit(Request(310, {"b": "N"}), NEAR).name == "near"
+            assert guard.admit(Command(310, {"b": "N"}), NEAR).name == "near"
     assert caplog.text.count("without a signature") == 1
     assert guard.unsigned == {"near": 2}
     with pytest.raises(AccessDeniedError, match="no right"):
-        guard.admit(Request(310, {"b": "T"}), NEAR)
+        guard.admit(Command(310, {"b": "T"}), NEAR)
     for ext in ({"b": "N", "AccessKey": "app-key"}, {"b": "N", "Signature": "x"}, {"b": "N", "Signature": ""}):
         with pytest.raises(AccessDeniedError, match=r"signature|access key"):
-            guard.admit(Request(310, ext), NEAR)
+            guard.admit(Command(310, ext), NEAR)
