@@ -6,7 +6,7 @@ Ref: remoting.md 4.7.2.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.consumers.groups import SubscriptionGroup
@@ -25,10 +25,10 @@ from headrace.remoting.long_answers import encode_in_turns
 from headrace.remoting.reply import Reply, RequestRefusedError, saved_in_turn
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.groups import GroupTable
     from headrace.broker.topic import Topic
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
+    from headrace.remoting.reply import Parts
     from headrace.remoting.services import Services
 
 ROWS_AT_ONCE: Final = 200
@@ -48,12 +48,9 @@ def update_group(peer: Peer, command: Command) -> Reply:
     return Reply(wait_saved=services.groups.when_saved)
 
 
-def get_all_groups(peer: Peer, command: Command) -> None:
-    """Return every consumer group's settings (201), gathered in turns of the loop."""
-    peer.services.long_answers.begin(peer, command, _gather_groups(peer.services.groups))
-
-
-def _gather_groups(groups: GroupTable) -> Generator[None, None, Reply]:
+def get_all_groups(peer: Peer, command: Command) -> Parts:
+    """Return every consumer group's settings (201)."""
+    groups = peer.services.groups
     version = groups.version.to_fields()
     table = yield from encode_in_turns((group.name, group.to_fields()) for group in groups.all())
     return Reply(body=b'{"dataVersion":%b,"subscriptionGroupTable":%b}' % (bodies.encode(version), table))
@@ -116,12 +113,9 @@ def get_producer_connections(peer: Peer, command: Command) -> Reply:
     return Reply(body=bodies.encode({"connectionSet": bodies.connection_set(members)}))
 
 
-def get_all_producers(peer: Peer, command: Command) -> None:
-    """Return the producers of every group (328), gathered in turns of the loop."""
-    peer.services.long_answers.begin(peer, command, _gather_producers(peer.services))
-
-
-def _gather_producers(services: Services) -> Generator[None, None, Reply]:
+def get_all_producers(peer: Peer, command: Command) -> Parts:
+    """Return the producers of every group (328)."""
+    services = peer.services
     rows = (
         (
             group,
@@ -142,19 +136,17 @@ def _gather_producers(services: Services) -> Generator[None, None, Reply]:
     return Reply(body=b'{"data":%b}' % table)
 
 
-def get_consume_stats(peer: Peer, command: Command) -> None:
-    """Return how far a group is behind in each queue it consumes (208), gathered in turns of the loop."""
+def get_consume_stats(peer: Peer, command: Command) -> Parts:
+    """Return how far a group is behind in each queue it consumes (208).
+
+    A turn of the loop never ends amid a topic: it may be deleted then.
+    """
     services = peer.services
     name = fields.text(command.ext, "consumerGroup")
-    services.long_answers.begin(peer, command, _gather_lags(services, name, command.ext.get("topic", "")))
-
-
-def _gather_lags(services: Services, name: str, wanted: str) -> Generator[None, None, Reply]:
-    """Return the answer; ``yield`` when a turn of the loop is over, never amid a topic: it may be deleted then."""
     tables = []  # each topic's rows, in JSON
     tps = 0.0
     seen = 0
-    for topic in consumed_topics(services, name, wanted):
+    for topic in consumed_topics(services, name, command.ext.get("topic", "")):
         table = dict(queue_rows(services, name, topic))
         if table:
             tables.append(fastjson.dumps(table)[1:-1])
@@ -233,15 +225,10 @@ def get_time_span(peer: Peer, command: Command) -> Reply:
     return Reply(body=bodies.encode({"consumeTimeSpanSet": spans}))
 
 
-def get_broker_consume_stats(peer: Peer, command: Command) -> None:
-    """Return how far every group is behind (317), gathered in turns of the loop."""
+def get_broker_consume_stats(peer: Peer, command: Command) -> Parts:
+    """Return how far every group is behind (317); a turn of the loop never ends amid a topic, as above."""
     services = peer.services
-    parts = _gather_consume_stats(services, is_order=fields.flag(command.ext, "isOrder"))
-    services.long_answers.begin(peer, command, parts)
-
-
-def _gather_consume_stats(services: Services, *, is_order: bool) -> Generator[None, None, Reply]:
-    """Return the answer; ``yield`` when a turn of the loop is over, never amid a topic: it may be deleted then."""
+    is_order = fields.flag(command.ext, "isOrder")
     total = seen = 0
     groups: list[bytes] = []  # in JSON, as is each topic: that of all at once would take long too
     for group in services.groups.all():

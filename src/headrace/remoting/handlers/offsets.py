@@ -6,7 +6,6 @@ Ref: remoting.md 4.4, 4.5, 4.7.5.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,10 +24,10 @@ from headrace.remoting.members import follows_resets, is_broadcasting, peer_of
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
-    from headrace.broker.consumers.offsets import OffsetTable
     from headrace.broker.topic import Topic
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
+    from headrace.remoting.reply import Parts
     from headrace.remoting.services import Services
     from headrace.store.consume_queue import QueueBase
 
@@ -163,12 +162,9 @@ def last_stored_ms(queue: QueueBase) -> int:
     return max(0, store_time(queue, queue.visible_offset - 1))
 
 
-def get_all_consumer_offset(peer: Peer, command: Command) -> None:
-    """Return every committed offset (43), for slaves; gathered in turns of the loop."""
-    peer.services.long_answers.begin(peer, command, _gather_offsets(peer.services.offsets))
-
-
-def _gather_offsets(offsets: OffsetTable) -> Generator[None, None, Reply]:
+def get_all_consumer_offset(peer: Peer, command: Command) -> Parts:
+    """Return every committed offset (43), for slaves."""
+    offsets = peer.services.offsets
     keys = offsets.keys()
     rows = (
         (f"{topic}@{group}", {str(queue_id): offset for queue_id, offset in queues.items()})

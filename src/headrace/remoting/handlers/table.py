@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Peer", "Command"], Reply | Parts | None]
 
+
+def _in_turns(gather: Callable[[Peer, Command], Parts]) -> Handler:
+    """Return a handler whose answer is gathered in turns of the loop, while its connection's other requests go on."""
+    return lambda peer, command: peer.services.long_answers.begin(peer, command, gather(peer, command))
+
+
 GATHERED: Final[Mapping[int, Gathered]] = {
     Code.END_TRANSACTION: transactions.end_transaction,
     Code.CONSUMER_SEND_MSG_BACK: messages.send_back,
@@ -78,14 +84,14 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     Code.QUERY_MESSAGE: messages.query_message,
     # offsets
     Code.GET_ALL_DELAY_OFFSET: statistics.get_all_delay_offsets,
-    Code.GET_ALL_CONSUMER_OFFSET: offsets.get_all_consumer_offset,
+    Code.GET_ALL_CONSUMER_OFFSET: _in_turns(offsets.get_all_consumer_offset),
     Code.INVOKE_BROKER_TO_RESET_OFFSET: offsets.reset_offset,
     Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: offsets.get_consumer_status,
     Code.CLONE_GROUP_OFFSET: offsets.clone_group_offset,
     # topics
     Code.UPDATE_AND_CREATE_TOPIC: topics.update_topic,
     Code.DELETE_TOPIC_IN_BROKER: topics.delete_topic,
-    Code.GET_ALL_TOPIC_CONFIG: topics.get_all_topic_config,
+    Code.GET_ALL_TOPIC_CONFIG: _in_turns(topics.get_all_topic_config),
     Code.GET_TOPIC_CONFIG: topics.get_topic_config,
     Code.GET_TOPIC_STATS_INFO: topics.get_topic_stats,
     Code.QUERY_TOPIC_CONSUME_BY_WHO: topics.get_consumers_of_topic,
@@ -96,15 +102,15 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     Code.DELETE_EXPIRED_COMMITLOG: topics.clean,
     # groups
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.update_group,
-    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groups.get_all_groups,
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _in_turns(groups.get_all_groups),
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: groups.get_group,
     Code.DELETE_SUBSCRIPTIONGROUP: groups.delete_group,
     Code.GET_CONSUMER_CONNECTION_LIST: groups.get_consumer_connections,
     Code.GET_PRODUCER_CONNECTION_LIST: groups.get_producer_connections,
-    Code.GET_ALL_PRODUCER_INFO: groups.get_all_producers,
-    Code.GET_CONSUME_STATS: groups.get_consume_stats,
+    Code.GET_ALL_PRODUCER_INFO: _in_turns(groups.get_all_producers),
+    Code.GET_CONSUME_STATS: _in_turns(groups.get_consume_stats),
     Code.QUERY_CONSUME_TIME_SPAN: groups.get_time_span,
-    Code.GET_BROKER_CONSUME_STATS: groups.get_broker_consume_stats,
+    Code.GET_BROKER_CONSUME_STATS: _in_turns(groups.get_broker_consume_stats),
     Code.GET_CONSUMER_RUNNING_INFO: consumers.get_running_info,
     Code.CONSUME_MESSAGE_DIRECTLY: consumers.consume_directly,
     # the broker

@@ -5,7 +5,6 @@ Ref: remoting.md 4.7.1.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +22,7 @@ from headrace.remoting.reply import Reply, RequestRefusedError, saved_in_turn
 if TYPE_CHECKING:
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
+    from headrace.remoting.reply import Parts
     from headrace.remoting.services import Services
 
 PERM_PRIORITY: Final = 8
@@ -103,13 +103,12 @@ def delete_topic(peer: Peer, command: Command) -> Reply:
     return Reply(wait_offset=wait, wait_saved=when_saved)
 
 
-def get_all_topic_config(peer: Peer, command: Command) -> None:
-    """Return every topic's configuration (21), gathered in turns of the loop."""
-    peer.services.long_answers.begin(peer, command, _gather_topics(peer.services))
+def get_all_topic_config(peer: Peer, command: Command) -> Parts:
+    """Return every topic's configuration (21).
 
-
-def _gather_topics(services: Services) -> Generator[None, None, Reply]:
-    """Return the answer. Its version is that of the beginning: whoever has it asks again for what changed since."""
+    Its version is that of the beginning: whoever has it asks again for what changed since.
+    """
+    services = peer.services
     version = services.broker.topic_version.to_fields()
     names = list(services.broker.topics)
     found = (topic for name in names if (topic := nameable_topic(services, name)) is not None)
