@@ -40,8 +40,8 @@ from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListene
 from headrace.net.listener import connection_limit, raise_file_limit
 from headrace.net.loop_load import LoopLoad
 from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, listener_addresses
-from headrace.nsq.config_options import ConfigFacts, ConfigOptions
-from headrace.nsq.http import NodeFacts, NsqHttp
+from headrace.nsq.config_options import NodeFacts
+from headrace.nsq.http import NsqHttp
 from headrace.nsq.http_publishes import HttpPublishes
 from headrace.nsq.server import NsqServer
 from headrace.nsq.version import server_version
@@ -236,25 +236,16 @@ class Node:
     def _make_nsq_http(self, started_at_ms: int) -> NsqHttp:
         nsq = self.settings.nsq
         hostname = own_name()
-        broadcast = nsq.broadcast_address or hostname
         facts = NodeFacts(
             version=server_version(),
             hostname=hostname,
-            broadcast_address=broadcast,
-            tcp_port=self._port("nsq_tcp"),
-            http_port=self._port("nsq_http"),
+            broadcast_address=nsq.broadcast_address or hostname,
+            tcp_address=self.listeners.get("nsq_tcp", ""),
+            http_address=self.listeners.get("nsq_http", ""),
             started_at_ms=started_at_ms,
-        )
-        options = ConfigOptions(
-            nsq,
-            ConfigFacts(
-                node_id=self.broker.node_id,
-                data_dir=spell(self.store.directory.root),
-                segment_bytes=self.store.log.segment_bytes,
-                broadcast_address=broadcast,
-                tcp_address=self.listeners.get("nsq_tcp", ""),
-                http_address=self.listeners.get("nsq_http", ""),
-            ),
+            node_id=self.broker.node_id,
+            data_dir=spell(self.store.directory.root),
+            segment_bytes=self.store.log.segment_bytes,
         )
         server = self.nsq
         return NsqHttp(
@@ -262,7 +253,6 @@ class Node:
             settings=nsq,
             facts=facts,
             clock=self.clock,
-            options=options,
             connections=lambda: server.connections if server is not None else (),
             health=lambda: self.store.last_write_error,
             limits=self.http_limits(),
@@ -273,9 +263,6 @@ class Node:
     def http_limits(self) -> HttpLimits:
         """Return the bounds of each HTTP listener: where open files are few, its peers get a share of them only."""
         return HttpLimits(connections=min(HttpLimits.connections, connection_limit(0, 0) // 16))
-
-    def _port(self, name: str) -> int:
-        return int(self.listeners[name].rpartition(":")[2]) if name in self.listeners else -1
 
     async def _start_http(
         self, name: str, app: Application, counters: HttpCounters, shortcut: Shortcut | None = None

@@ -32,66 +32,35 @@ NS_PER_MS: Final = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConfigFacts:
-    """Values of options that come from other sections than ``nsq``."""
+class NodeFacts:
+    """What a broker says about itself in ``/info``, ``/stats`` and ``/config``, beside its settings for NSQ."""
 
-    node_id: int
-    data_dir: str
-    segment_bytes: int
+    version: str
+    hostname: str
     broadcast_address: str
     tcp_address: str
     """Where the listener is bound; empty when there is none."""
     http_address: str
+    started_at_ms: int
+    """Wall-clock time of the start."""
+    node_id: int
+    data_dir: str
+    segment_bytes: int
 
 
-class ConfigOptions:
-    """Reads and writes nsqd's options of one broker."""
-
-    def __init__(
-        self,
-        settings: NsqSettings,
-        facts: ConfigFacts,
-        logger: logging.Logger | None = None,
-    ) -> None:
-        """Show ``settings`` and ``facts``; ``logger`` is whose level ``log_level`` is, by default the package's."""
-        self._values = _read_settings(settings, facts)
-        self._logger = logger or logging.getLogger("headrace")
-
-    def read(self, name: str) -> Value:
-        """Return the value of one option.
-
-        Raises:
-            KeyError: there is no such option.
-        """
-        if name == LOG_LEVEL:
-            return self._log_level()
-        return self._values[name]
-
-    def is_writable(self, name: str) -> bool:
-        """Tell whether ``write`` knows the option."""
-        return name == LOG_LEVEL
-
-    def write(self, name: str, text: str) -> None:
-        """Set an option.
-
-        Raises:
-            ValueError: ``text`` is not a value of this option.
-        """
-        level = LEVELS.get(text.lower())
-        if name != LOG_LEVEL or level is None:
-            raise ValueError(f"{text!r} is not a value of {name}")
-        self._logger.setLevel(level[1])
-        self._logger.warning("log level changed level=%s", text.lower())
-
-    def _log_level(self) -> int:
-        effective = self._logger.getEffectiveLevel()
-        return max(
-            (number for number, level in LEVELS.values() if level <= effective),
-            default=1,
-        )
+def port_of(address: str, missing: int) -> int:
+    """Return the port of a listener; ``missing`` where there is none."""
+    return int(address.rpartition(":")[2] or missing)
 
 
-def _read_settings(settings: NsqSettings, facts: ConfigFacts) -> Mapping[str, Value]:
+def log_level(logger: logging.Logger) -> int:
+    """Return a logger's level as nsqd numbers it."""
+    effective = logger.getEffectiveLevel()
+    return max((number for number, level in LEVELS.values() if level <= effective), default=1)
+
+
+def read_options(settings: NsqSettings, facts: NodeFacts) -> Mapping[str, Value]:
+    """Return the options that do not change, by name."""
     return {
         "id": facts.node_id,
         "data_path": facts.data_dir,
@@ -100,8 +69,8 @@ def _read_settings(settings: NsqSettings, facts: ConfigFacts) -> Mapping[str, Va
         "http_address": facts.http_address,
         "https_address": "",
         "broadcast_address": facts.broadcast_address,
-        "broadcast_tcp_port": _port_of(facts.tcp_address),
-        "broadcast_http_port": _port_of(facts.http_address),
+        "broadcast_tcp_port": port_of(facts.tcp_address, 0),
+        "broadcast_http_port": port_of(facts.http_address, 0),
         "nsqlookupd_tcp_addresses": [],
         "auth_http_addresses": [],
         "msg_timeout": settings.msg_timeout_ms * NS_PER_MS,
@@ -123,7 +92,3 @@ def _read_settings(settings: NsqSettings, facts: ConfigFacts) -> Mapping[str, Va
         "tls_cert": "",
         "tls_key": "",
     }
-
-
-def _port_of(address: str) -> int:
-    return int(address.rpartition(":")[2] or 0)

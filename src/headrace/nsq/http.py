@@ -48,7 +48,7 @@ from headrace.log_pace import LogPace
 from headrace.net.address import born_of, format_address, peer_of
 from headrace.net.http import BodyReader, HttpCounters, HttpLimits, Receive, Scope, Send
 from headrace.nsq import mpub
-from headrace.nsq.config_options import ConfigOptions
+from headrace.nsq.config_options import LEVELS, LOG_LEVEL, NodeFacts, log_level, port_of, read_options
 from headrace.nsq.http_request import (
     CONFIG_PATH,
     CONFIG_PREFIX,
@@ -116,20 +116,6 @@ HTTP_REFUSALS: Final[Mapping[type[HeadraceError], tuple[int, str]]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFacts:
-    """What a broker says about itself in ``/info`` and ``/stats``."""
-
-    version: str
-    hostname: str
-    broadcast_address: str
-    tcp_port: int
-    """Port the TCP listener has; -1 when there is none."""
-    http_port: int
-    started_at_ms: int
-    """Wall-clock time of the start."""
-
-
 Handler = Callable[[Request], Awaitable[Reply]]
 Routes = Mapping[str, Mapping[str, Handler]]
 
@@ -145,7 +131,6 @@ class NsqHttp:
     settings: NsqSettings
     facts: NodeFacts
     clock: Clock
-    options: ConfigOptions
     connections: Callable[[], Iterable[NsqConnection]]
     """Returns the connections of the TCP server."""
     health: Callable[[], str]
@@ -155,11 +140,14 @@ class NsqHttp:
     """Of RocketMQ's groups."""
     limits: HttpLimits = field(default_factory=HttpLimits)
     counters: HttpCounters = field(default_factory=HttpCounters)
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("headrace"))
+    """Whose level ``/config/log_level`` is."""
 
     def __post_init__(self) -> None:
         self._bodies = BodyReader(self.limits)
         self._pace = LogPace(self.clock)
         self._routes = self._build_routes()
+        self._options = read_options(self.settings, self.facts)
 
     def _build_routes(self) -> Routes:
         publish: dict[str, Handler] = {"/pub": self.handle_pub, "/put": self.handle_pub}
@@ -297,8 +285,8 @@ class NsqHttp:
                 "version": facts.version,
                 "broadcast_address": facts.broadcast_address,
                 "hostname": facts.hostname,
-                "http_port": facts.http_port,
-                "tcp_port": facts.tcp_port,
+                "http_port": port_of(facts.http_address, -1),
+                "tcp_port": port_of(facts.tcp_address, -1),
                 "start_time": facts.started_at_ms // 1000,
                 "max_heartbeat_interval": settings.max_heartbeat_interval_ms * 1_000_000,
                 "max_output_buffer_size": settings.max_output_buffer_bytes,
@@ -348,19 +336,19 @@ class NsqHttp:
             text = value.decode("utf-8", "replace")
         if not text:
             raise HttpRefusal(413, "INVALID_VALUE")
-        if not self.options.is_writable(name):
+        if name != LOG_LEVEL:
             raise HttpRefusal(400, "INVALID_OPTION")
-        try:
-            self.options.write(name, text)
-        except ValueError:
-            raise HttpRefusal(400, "INVALID_VALUE") from None
+        level = LEVELS.get(text.lower())
+        if level is None:
+            raise HttpRefusal(400, "INVALID_VALUE")
+        self.logger.setLevel(level[1])
+        self.logger.warning("log level changed level=%s", text.lower())
         return self._config_reply(name)
 
     def _config_reply(self, name: str) -> Reply:
-        try:
-            value = self.options.read(name)
-        except KeyError:
-            raise HttpRefusal(400, "INVALID_OPTION") from None
+        value = log_level(self.logger) if name == LOG_LEVEL else self._options.get(name)
+        if value is None:
+            raise HttpRefusal(400, "INVALID_OPTION")
         if isinstance(value, str):
             return Reply(200, value.encode(), TEXT_TYPE if value else b"")
         return json_reply(value)

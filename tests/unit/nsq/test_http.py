@@ -27,8 +27,8 @@ from headrace.errors import (
     TopicNotFoundError,
 )
 from headrace.net.http import HttpLimits
-from headrace.nsq.config_options import ConfigFacts, ConfigOptions
-from headrace.nsq.http import NodeFacts, NsqHttp
+from headrace.nsq.config_options import NodeFacts
+from headrace.nsq.http import NsqHttp
 from headrace.nsq.http_request import find_similar_path, parse_integer
 from headrace.settings import BrokerSettings, NsqSettings
 
@@ -117,29 +117,23 @@ class Harness:
         self.broker = FakeBroker()
         self.clock = ManualClock(now_ms=NOW_MS)
         self.health = ""
-        settings = NsqSettings(max_message_bytes=MAX_MESSAGE, max_body_bytes=MAX_BODY)
-        facts = ConfigFacts(
-            node_id=7,
-            data_dir="/data",
-            segment_bytes=1 << 30,
-            broadcast_address="here",
-            tcp_address="127.0.0.1:34150",
-            http_address="[::1]:34151",
-        )
         self.logger = logging.Logger("levels", logging.INFO)
         self.app = NsqHttp(
             broker=self.broker,  # type: ignore[arg-type]
-            settings=settings,
+            settings=NsqSettings(max_message_bytes=MAX_MESSAGE, max_body_bytes=MAX_BODY),
             facts=NodeFacts(
                 version="1.3.0",
                 hostname="here",
                 broadcast_address="here.example",
-                tcp_port=4150,
-                http_port=4151,
+                tcp_address="127.0.0.1:34150",
+                http_address="[::1]:34151",
                 started_at_ms=NOW_MS - 61_500,
+                node_id=7,
+                data_dir="/data",
+                segment_bytes=1 << 30,
             ),
             clock=self.clock,
-            options=ConfigOptions(settings, facts, self.logger),
+            logger=self.logger,
             connections=list,
             health=lambda: self.health,
             statistics=Statistics(BrokerSettings(), NOW_MS, "cluster"),
@@ -633,8 +627,8 @@ def test_info(nsq: Harness) -> None:
         "version": "1.3.0",
         "broadcast_address": "here.example",
         "hostname": "here",
-        "http_port": 4151,
-        "tcp_port": 4150,
+        "http_port": 34151,
+        "tcp_port": 34150,
         "start_time": (NOW_MS - 61_500) // 1000,
         "max_heartbeat_interval": 60_000_000_000,
         "max_output_buffer_size": 65536,
