@@ -34,7 +34,7 @@ from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
 from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
 from headrace.format.lock_file import release_lock
-from headrace.net.address import format_address, own_name, parse_address
+from headrace.net.address import born_of, format_address, own_name, parse_address
 from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener, Shortcut
 from headrace.net.listener import connection_limit, raise_file_limit
@@ -113,11 +113,12 @@ class Node:
     def _open_core(self, undo: contextlib.ExitStack) -> None:
         """Open store and broker, and what the broker keeps; ``undo`` closes again what was opened."""
         settings, advertised = self.settings, self._advertised()
+        store_host, store_host_v6 = born_of((advertised.host, advertised.port))
         self.store = Store.open(
             settings.store,
             self.clock,
-            store_host=advertised.store_host,
-            store_host_v6=advertised.store_host_v6,
+            store_host=store_host,
+            store_host_v6=store_host_v6,
             schedule_delays_ms=settings.broker.delays_ms,
         )
         undo.callback(self.store.close)

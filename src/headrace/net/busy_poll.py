@@ -26,11 +26,6 @@ MAX_LEFT_OUT: Final = 1024
 class BusyPoll:
     """One server's busy polling. Invariant: a call of ``_look`` is due exactly while ``_is_looking``."""
 
-    __slots__ = (
-        "_began_ns", "_in_vain_ns", "_is_looking", "_left_out", "_look_ns", "_looked_ns", "_loop", "_next_left_out",
-        "_reads", "_seen", "_waits",
-    )  # fmt: skip
-
     def __init__(self, look_us: int) -> None:
         """Look for up to ``look_us`` after a read; 0: never. Nor where one processor serves clients and broker."""
         self._look_ns = look_us * 1000 if os.cpu_count() != 1 else 0

@@ -200,7 +200,6 @@ class Connection(Wire, asyncio.BufferedProtocol):
             self.abort("write timeout")
             return
         if self._deadlines.take_heartbeat(now_ms) and not self.is_blocked:
-            self._traffic.heartbeats_sent += 1
             self.on_heartbeat()
         self.look_again(now_ms)
 

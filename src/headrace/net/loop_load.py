@@ -25,8 +25,6 @@ class LoopLoad:
     A thread that waits for a processor is not busy: on a machine that others use, the loop seems to have time to spare.
     """
 
-    __slots__ = ("_last",)
-
     def __init__(self) -> None:
         self._last = (0, 0, 0.0)
 

@@ -23,8 +23,6 @@ class ReceiveBuffer:
         view: Where sockets read to: ``memory`` behind its headroom.
     """
 
-    __slots__ = ("_headroom_bytes", "memory", "view")
-
     def __init__(self, headroom_bytes: int, read_bytes: int = READ_BYTES) -> None:
         self.memory = bytearray(headroom_bytes + read_bytes)
         self._headroom_bytes = headroom_bytes

@@ -48,8 +48,6 @@ class Turns:
         large_read_bytes: LARGE_READ_BYTES, or as much as a short read brings.
     """
 
-    __slots__ = ("_receive", "kept_bytes", "large_read_bytes", "waiting")
-
     def __init__(self, receive: ReceiveBuffer) -> None:
         self.waiting = 0
         self.kept_bytes = 0

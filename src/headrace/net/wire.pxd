@@ -9,7 +9,6 @@ cdef class TrafficCounters:
     cdef public int64_t bytes_in
     cdef public int64_t bytes_out
     cdef public int64_t heartbeats_missed
-    cdef public int64_t heartbeats_sent
     cdef public int64_t read_pauses
     cdef public int64_t write_pauses
 

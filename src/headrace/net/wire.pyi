@@ -19,7 +19,6 @@ class TrafficCounters:
     bytes_in: int
     bytes_out: int
     heartbeats_missed: int
-    heartbeats_sent: int
     read_pauses: int
     """Times reading from a connection stopped because the store or the client was behind."""
     write_pauses: int

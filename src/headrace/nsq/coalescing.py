@@ -178,8 +178,6 @@ class ReadCoalescing:
         misses: Times that waiting for many was in vain: the timer had to end it.
     """
 
-    __slots__ = ("_interval_ms", "_is_looking", "_timer", "_waiting", "misses", "reads")
-
     def __init__(self, interval_ms: int) -> None:
         """Let an interval take ``interval_ms``; 0: every read is done at once."""
         self.reads = 0

@@ -55,8 +55,6 @@ class DeliveryCoalescing:
         now_ns: Tells the time.
     """
 
-    __slots__ = ("_broker", "_deliveries", "_is_due", "_is_on", "call_later", "holds", "interval", "now_ns")
-
     def __init__(self, broker: Broker, interval_ms: int, longest_ms: int = 0) -> None:
         """Let an interval take ``interval_ms``, up to ``longest_ms`` under load; 0: everything is delivered at once."""
         self.holds = 0

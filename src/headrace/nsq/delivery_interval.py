@@ -45,11 +45,6 @@ class DeliveryInterval:
         ms: How long an interval takes now.
     """
 
-    __slots__ = (
-        "_end", "_is_longer", "_least_ms", "_looks", "_messages", "_most_ms", "_rate", "_rest", "_seconds", "_stay",
-        "_was_better", "ms",
-    )  # fmt: skip
-
     def __init__(self, least_ms: int, most_ms: int) -> None:
         """Let an interval take ``least_ms``, and up to ``most_ms`` (not above ``LONGEST_MS``) under full load."""
         self.ms: float = least_ms

@@ -48,20 +48,6 @@ class Advertised:
         """``ip:port``."""
         return format_address((self.host, self.port))
 
-    @property
-    def store_host(self) -> int:
-        """IPv4 address << 32 | port, as records hold it; 0 for an IPv6 address."""
-        if ":" in self.host:
-            return 0
-        return int.from_bytes(socket.inet_aton(self.host), "big") << 32 | self.port
-
-    @property
-    def store_host_v6(self) -> bytes | None:
-        """16 address bytes and an i32 port; None for an IPv4 address."""
-        if ":" not in self.host:
-            return None
-        return socket.inet_pton(socket.AF_INET6, self.host) + self.port.to_bytes(4, "big")
-
 
 def find_advertised(setting: str, bound: tuple[str, int]) -> Advertised:
     """Return the address to advertise.

@@ -57,6 +57,7 @@ def test_peers_as_records_have_them():
     """A-STORE-18."""
     assert born_of(("1.2.3.4", 5)) == (0x01020304 << 32 | 5, None)
     assert born_of(("fe80::1%eth0", 5)) == (0, bytes.fromhex("fe80000000000000000000000000000100000005"))
+    assert born_of(("::1", 10911)) == (0, bytes(15) + b"\x01" + (10911).to_bytes(4, "big"))
     assert born_of(None) == (0, None)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.remoting import advertised
-from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised, find_outward
+from headrace.remoting.advertised import bind_remoting, find_advertised, find_outward
 from headrace.settings import RemotingSettings
 from tests.support.toolchain import require_ipv6
 
@@ -84,14 +84,6 @@ def test_listener_may_be_a_name() -> None:
     assert find_advertised("", ("localhost", 10911)).text == "127.0.0.1:10911"
     with pytest.raises(ConfigError, match=r"remoting\.address 'no-such-host\.invalid' cannot be resolved"):
         find_advertised("", ("no-such-host.invalid", 1))
-
-
-def test_store_host_as_records_hold_it() -> None:
-    """remoting.md 2.1."""
-    assert Advertised("10.0.0.1", 10911).store_host == 0x0A00_0001 << 32 | 10911
-    assert Advertised("10.0.0.1", 10911).store_host_v6 is None
-    assert Advertised("::1", 10911).store_host == 0
-    assert Advertised("::1", 10911).store_host_v6 == bytes(15) + b"\x01" + (10911).to_bytes(4, "big")
 
 
 def test_free_ports_come_in_pairs_that_nobody_has() -> None:
