@@ -59,7 +59,6 @@ from headrace.nsq.http_request import (
     Reply,
     Request,
     channel_arguments,
-    existing_topic_argument,
     find_similar_path,
     json_reply,
     name_filter,
@@ -150,9 +149,11 @@ class NsqHttp:
         self._options = read_options(self.settings, self.facts)
 
     def _build_routes(self) -> Routes:
-        publish: dict[str, Handler] = {"/pub": self.handle_pub, "/put": self.handle_pub}
-        publish |= {"/mpub": self.handle_mpub, "/mput": self.handle_mpub}
-        administer: dict[str, Handler] = {
+        post: dict[str, Handler] = {
+            "/pub": self.handle_pub,
+            "/put": self.handle_pub,
+            "/mpub": self.handle_mpub,
+            "/mput": self.handle_mpub,
             "/topic/create": self.handle_create_topic,
             "/topic/delete": self.handle_delete_topic,
             "/topic/empty": self.handle_empty_topic,
@@ -164,17 +165,13 @@ class NsqHttp:
             "/channel/pause": self.handle_pause_channel,
             "/channel/unpause": self.handle_pause_channel,
         }
-        read: dict[str, Handler] = {
+        get: dict[str, Handler] = {
             "/ping": self.handle_ping,
             "/info": self.handle_info,
             "/stats": self.handle_stats,
+            CONFIG_PATH: self.handle_get_config,
         }
-        config: dict[str, Handler] = {CONFIG_PATH: self.handle_get_config}
-        return {
-            "GET": read | config,
-            "POST": publish | administer,
-            "PUT": {CONFIG_PATH: self.handle_put_config},
-        }
+        return {"GET": get, "POST": post, "PUT": {CONFIG_PATH: self.handle_put_config}}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -444,7 +441,7 @@ class NsqHttp:
 
     async def handle_delete_topic(self, request: Request) -> Reply:
         """POST /topic/delete: the topic, its channels and their connections."""
-        topic = existing_topic_argument(request.arguments())
+        topic = topic_argument(request.arguments(), exists=True)
         has_offsets = bool(self.offsets.groups_of(topic))
         reply = await self._done(self.broker.delete_topic(topic))
         if has_offsets:
@@ -462,7 +459,7 @@ class NsqHttp:
 
     async def handle_pause_topic(self, request: Request) -> Reply:
         """POST /topic/pause and /topic/unpause."""
-        topic = existing_topic_argument(request.arguments())
+        topic = topic_argument(request.arguments(), exists=True)
         return await self._done(self.broker.pause_topic(topic, request.path == "/topic/pause"))
 
     async def handle_create_channel(self, request: Request) -> Reply:

@@ -131,20 +131,12 @@ def json_reply(value: Any) -> Reply:
     return Reply(200, msgspec.json.encode(value), JSON_TYPE)
 
 
-def topic_argument(arguments: Mapping[str, str]) -> str:
-    """Return the topic argument as the broker spells it, or refuse its name."""
+def topic_argument(arguments: Mapping[str, str], *, exists: bool = False) -> str:
+    """Return the topic argument as the broker spells it, or refuse it; of those that exist none has a wrong name."""
     try:
         return topic_name(named_argument(arguments, "topic"))
     except InvalidNameError:
-        raise HttpRefusal(400, "INVALID_TOPIC") from None
-
-
-def existing_topic_argument(arguments: Mapping[str, str]) -> str:
-    """Return the topic argument of a call that needs the topic to exist: no invalid name does."""
-    try:
-        return topic_name(named_argument(arguments, "topic"))
-    except InvalidNameError:
-        raise HttpRefusal(404, "TOPIC_NOT_FOUND") from None
+        raise (HttpRefusal(404, "TOPIC_NOT_FOUND") if exists else HttpRefusal(400, "INVALID_TOPIC")) from None
 
 
 def channel_arguments(request: Request) -> tuple[str, str]:

@@ -81,8 +81,9 @@ def sample_toml() -> str:
         out += ["", "", *comment(read_docs()[cls.__name__][""]), f"[{section}]"]
         for setting in setting_fields():
             if setting.section == section:
-                notes = "; ".join(part for part in (accepted_text(setting), dynamic_text(setting)) if part)
-                out += ["", *comment(doc_of(setting)), *comment(notes)]
+                notes = [f"Accepted: {accepted}"] if (accepted := describe_range(setting)) else []
+                notes += ["can change while the broker runs"] if setting.dynamic else []
+                out += ["", *comment(doc_of(setting)), *comment("; ".join(notes))]
                 out.append(f"#{setting.name} = {show_value(setting, setting.default)}")
     out += ["", "", *comment(read_docs()[TopicSettings.__name__][""]), f"#{TOPIC_EXAMPLE}"]
     for name, text in read_docs()[TopicSettings.__name__].items():
@@ -112,17 +113,6 @@ def loaded_toml(loaded: LoadedSettings, *, origins: bool) -> str:
 def comment(text: str) -> list[str]:
     """Wrap a text into comment lines."""
     return textwrap.wrap(text.replace("``", "`"), WIDTH, initial_indent="# ", subsequent_indent="# ")
-
-
-def accepted_text(setting: SettingField) -> str:
-    """Say what a setting accepts beyond its type, for the sample."""
-    accepted = describe_range(setting)
-    return f"Accepted: {accepted}" if accepted else ""
-
-
-def dynamic_text(setting: SettingField) -> str:
-    """Say whether a setting can change while the broker runs."""
-    return "can change while the broker runs" if setting.dynamic else ""
 
 
 def reference_markdown() -> str:

@@ -142,10 +142,9 @@ class BlockingClient:
             ConnectionLostError: the connection could not be made, or was lost.
             FrameTooLargeError: the response is longer than may be.
         """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        opaque = self._send(code, ext or {}, body, limit_s)
+        opaque = self.post(code, ext or {}, body, timeout_s=timeout_s)
         while True:
-            response = self._receive(code, limit_s)
+            response = self.take(code, timeout_s=timeout_s)
             if response.opaque == opaque:
                 return response
             self.late_responses += 1
@@ -173,7 +172,7 @@ class BlockingClient:
                         break
                     code, ext, body = request
                     self._require_same(mine, bool(under_way))
-                    under_way.append((self._send(code, ext, body, self._timeout_s, fresh=not under_way), code))
+                    under_way.append((self.post(code, ext, body, fresh=not under_way), code))
                     mine = self._socket
                 if not under_way:
                     return
@@ -181,7 +180,7 @@ class BlockingClient:
                 response = early.pop(opaque, None)
                 while response is None:
                     self._require_same(mine, True)
-                    found = self._receive(code, self._timeout_s)
+                    found = self.take(code)
                     if found.opaque == opaque:
                         response = found
                     elif any(found.opaque == other for other, _ in under_way):
@@ -202,25 +201,6 @@ class BlockingClient:
         """
         if is_under_way and self._socket is not connection:
             raise ConnectionLostError(self.address, "lost while requests were under way")
-
-    def post(self, code: int, ext: Mapping[str, str], body: bytes, *, fresh: bool) -> int:
-        """Send a request and return its number; its response is one that ``take`` returns.
-
-        Args:
-            fresh: No request is under way, so the connection may be made anew.
-
-        Raises:
-            RequestTimeoutError, ConnectionLostError: as ``call``; everything that was under way is lost too.
-        """
-        return self._send(code, ext, body, self._timeout_s, fresh=fresh)
-
-    def take(self, code: int) -> Command:
-        """Return the next response, of whichever request; ``code`` is what an error says was asked.
-
-        Raises:
-            RequestTimeoutError, ConnectionLostError: as ``call``; everything that was under way is lost too.
-        """
-        return self._receive(code, self._timeout_s)
 
     # -- the connection ------------------------------------------------------------------------------------------
 
@@ -249,8 +229,19 @@ class BlockingClient:
             found = None
         return found or self._connect()
 
-    def _send(self, code: int, ext: Mapping[str, str], body: bytes, limit_s: float, *, fresh: bool = True) -> int:
-        """Send a request and return its number; ``fresh``: none is under way, so the connection may be replaced."""
+    def post(
+        self, code: int, ext: Mapping[str, str], body: bytes, *, fresh: bool = True, timeout_s: float | None = None
+    ) -> int:
+        """Send a request and return its number; its response is one that ``take`` returns.
+
+        Args:
+            fresh: No request is under way, so the connection may be made anew.
+            timeout_s: Instead of the client's.
+
+        Raises:
+            RequestTimeoutError, ConnectionLostError: as ``call``; everything that was under way is lost too.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         if self._keys is not None:
             ext = signed_ext(ext, body, *self._keys)
         opaque = next(self._numbers) & _MAX_OPAQUE
@@ -273,8 +264,17 @@ class BlockingClient:
         self._unanswered += 1
         return opaque
 
-    def _receive(self, code: int, limit_s: float) -> Command:
-        """Return the next response; what else the server says is answered and passed over. Raises: as ``call``."""
+    def take(self, code: int, *, timeout_s: float | None = None) -> Command:
+        """Return the next response, of whichever request; what else the server says is answered and passed over.
+
+        Args:
+            code: What an error says was asked.
+            timeout_s: Instead of the client's.
+
+        Raises:
+            RequestTimeoutError, ConnectionLostError: as ``call``; everything that was under way is lost too.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         source, reader, connection = self._input, self._reader, self._socket
         if source is None or reader is None or connection is None:
             raise ConnectionLostError(self.address, "lost while requests were under way")

@@ -275,19 +275,9 @@ def get_system_topics(connection: RegistryConnection, _command: Command) -> Repl
     return Reply(body=encode_topics(names, next(addresses, None)))
 
 
-def get_unit_topics(connection: RegistryConnection, _command: Command) -> Reply:
-    """GET_UNIT_TOPIC_LIST."""
-    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(TOPIC_FLAG_UNIT)))
-
-
-def get_unit_sub_topics(connection: RegistryConnection, _command: Command) -> Reply:
-    """GET_HAS_UNIT_SUB_TOPIC_LIST."""
-    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(TOPIC_FLAG_UNIT_SUB)))
-
-
-def get_unit_sub_ununit_topics(connection: RegistryConnection, _command: Command) -> Reply:
-    """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST."""
-    return Reply(body=encode_topics(connection.server.routes.topics_with_flag(TOPIC_FLAG_UNIT_SUB, TOPIC_FLAG_UNIT)))
+def _topics_with(wanted: int, unwanted: int = 0) -> Handler:
+    """Return the handler of GET_UNIT_TOPIC_LIST and its like, which ask for system flags of topics."""
+    return lambda connection, _: Reply(body=encode_topics(connection.server.routes.topics_with_flag(wanted, unwanted)))
 
 
 def delete_topic(connection: RegistryConnection, command: Command) -> Reply:
@@ -374,9 +364,9 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     RequestCode.GET_KVLIST_BY_NAMESPACE: get_kv_namespace,
     RequestCode.GET_TOPICS_BY_CLUSTER: get_topics_of_cluster,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: get_system_topics,
-    RequestCode.GET_UNIT_TOPIC_LIST: get_unit_topics,
-    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: get_unit_sub_topics,
-    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: get_unit_sub_ununit_topics,
+    RequestCode.GET_UNIT_TOPIC_LIST: _topics_with(TOPIC_FLAG_UNIT),
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: _topics_with(TOPIC_FLAG_UNIT_SUB),
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _topics_with(TOPIC_FLAG_UNIT_SUB, TOPIC_FLAG_UNIT),
     RequestCode.UPDATE_NAMESRV_CONFIG: update_config,
     RequestCode.GET_NAMESRV_CONFIG: get_config,
     RequestCode.QUERY_DATA_VERSION: query_data_version,
