@@ -24,9 +24,10 @@ from headrace.batch cimport (
     SETTLE_FINISH, SETTLE_NOT_IN_FLIGHT, SETTLE_NOT_OWNER, SETTLE_OK, SETTLE_REQUEUE, SETTLE_TOUCH,
     PublishBatch, PublishEntry, RecordBatch, RecordView, SettleBatch, SettleEntry,
 )
+from headrace.format.record cimport load_u32, store_u16, store_u32, store_u64
 from headrace.net.stream_input cimport HEADROOM, StreamInput
 
-from headrace.nsq.refusal import LineTooLongError, RefusedError, UnheldError, go_quote
+from headrace.nsq.refusal import RefusedError, UnheldError, go_quote
 
 COMMAND_NAMES = ("IDENTIFY", "AUTH", "SUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP", "PUB", "MPUB", "DPUB")
 
@@ -78,37 +79,11 @@ cdef int _fill_tables() except -1:
 _fill_tables()
 
 
-cdef inline uint32_t _load_u32(const char* at) noexcept nogil:
-    cdef const uint8_t* b = <const uint8_t*>at
-    return (<uint32_t>b[0] << 24) | (<uint32_t>b[1] << 16) | (<uint32_t>b[2] << 8) | b[3]
-
-
-cdef inline char* _store_u16(char* at, uint32_t value) noexcept nogil:
-    cdef uint8_t* b = <uint8_t*>at
-    b[0] = <uint8_t>(value >> 8)
-    b[1] = <uint8_t>value
-    return at + 2
-
-
-cdef inline char* _store_u32(char* at, uint32_t value) noexcept nogil:
-    cdef uint8_t* b = <uint8_t*>at
-    b[0] = <uint8_t>(value >> 24)
-    b[1] = <uint8_t>(value >> 16)
-    b[2] = <uint8_t>(value >> 8)
-    b[3] = <uint8_t>value
-    return at + 4
-
-
-cdef inline char* _store_u64(char* at, uint64_t value) noexcept nogil:
-    return _store_u32(_store_u32(at, <uint32_t>(value >> 32)), <uint32_t>value)
-
-
-cdef inline char* _store_hex(char* at, uint64_t value) noexcept nogil:
+cdef inline void _store_hex(char* at, uint64_t value) noexcept nogil:
     cdef int shift
     for shift in range(56, -8, -8):
         memcpy(at, &_hex_pairs[(value >> shift) & 255], 2)
         at += 2
-    return at
 
 
 cdef inline bint _load_hex(const char* at, uint64_t* value) noexcept nogil:
@@ -205,10 +180,6 @@ cdef int _find_command(const char* word, Py_ssize_t length) noexcept:
     return -1
 
 
-cdef inline bytes _copy(const char* at, Py_ssize_t length):
-    return PyBytes_FromStringAndSize(at, length)
-
-
 cdef inline bytes _word(Word word):
     return PyBytes_FromStringAndSize(word.at, word.size)
 
@@ -222,8 +193,6 @@ cdef bytes _first_word(const char* at, const char* stop):
 
 
 cdef class Identify:
-    """IDENTIFY with its JSON body, not yet decoded."""
-
     cdef readonly bytes body
 
     def __init__(self, bytes body not None):
@@ -231,8 +200,6 @@ cdef class Identify:
 
 
 cdef class Auth:
-    """AUTH with its secret."""
-
     cdef readonly bytes secret
 
     def __init__(self, bytes secret not None):
@@ -240,8 +207,6 @@ cdef class Auth:
 
 
 cdef class Sub:
-    """SUB with names that are valid."""
-
     cdef readonly str topic
     cdef readonly str channel
 
@@ -251,8 +216,6 @@ cdef class Sub:
 
 
 cdef class Rdy:
-    """RDY with a count within its range."""
-
     cdef readonly int64_t count
 
     def __init__(self, int64_t count):
@@ -267,12 +230,10 @@ cdef More MORE = More()
 
 
 cdef class Cls:
-    """CLS."""
+    pass
 
 
 cdef class Limits:
-    """What a client may ask for; one per server."""
-
     def __init__(self, *, int64_t max_message_bytes, int64_t max_body_bytes, int64_t max_rdy_count,
                  int64_t max_req_timeout_ms):
         self.max_message_bytes = max_message_bytes
@@ -282,8 +243,6 @@ cdef class Limits:
 
 
 cdef class Intake:
-    """What one read brought, up to the next command that is neither a publish nor a settle. One per event loop."""
-
     def __cinit__(self):
         self.settled_after = NULL
 
@@ -322,14 +281,12 @@ cdef class Intake:
         self.settles.count = 0
 
     def drop_settles_behind_publishes(self):
-        """Forget each FIN, REQ and TOUCH that came after a publish: that publish failed and ends the connection."""
         cdef Py_ssize_t index = 0
         while index < self.settles.count and self.settled_after[index] == 0:
             index += 1
         self.settles.count = index
 
     def failures(self):
-        """Return the error of each failed settle: (publish commands before it, code, frame data)."""
         cdef Py_ssize_t index
         cdef SettleEntry* entry
         failed = []
@@ -345,7 +302,6 @@ cdef class Intake:
         return failed
 
     def published(self, Py_ssize_t index):
-        """Return a copy of one publish entry: (topic, body, deliver_at_ms, command_entries)."""
         if not 0 <= index < self.publishes.count:
             raise IndexError(index)
         cdef PublishEntry* entry = &self.publishes.entries[index]
@@ -353,20 +309,16 @@ cdef class Intake:
         return topic, entry.body[:entry.body_bytes], entry.deliver_at_ms, entry.command_entries
 
     def settled(self, Py_ssize_t index):
-        """Return one settle entry: (command, message_id, delay_ms, publish commands before it)."""
         if not 0 <= index < self.settles.count:
             raise IndexError(index)
         cdef SettleEntry* entry = &self.settles.entries[index]
         return _SETTLE_NAMES[entry.kind], entry.message_id, entry.delay_ms, self.settled_after[index]
 
     def command_counts(self):
-        """Return how often each command was taken, by name, since the Intake was made."""
         return {name: self.counts[index] for index, name in enumerate(COMMAND_NAMES)}
 
 
 cdef class Reader(StreamInput):
-    """The parsing state of one connection."""
-
     def __init__(self, Limits limits not None, uint32_t allowed, uint32_t ignored=0):
         self.limits = limits
         self.allowed = allowed
@@ -374,12 +326,6 @@ cdef class Reader(StreamInput):
         self._topic_index = -1
 
     def next_command(self, Intake run not None, int64_t now_ms):
-        """Parse on; return the command that stopped it, or None when the rest of the input was kept.
-
-        Raises:
-            RefusedError, UnheldError: what came before it is in ``run`` and is executed and answered first. If it is not fatal,
-                parsing may go on.
-        """
         if run.publishes.count == 0:
             # A batch begins: it knows no topics yet.
             self._topic_index = -1
@@ -438,7 +384,7 @@ cdef class Reader(StreamInput):
         while length > head + 4:
             if memcmp(at, <const char*>b"PUB ", 4) != 0 or memcmp(at + 4, self._topic_line, head - 4) != 0:
                 return False
-            body_bytes = <int32_t>_load_u32(at + head)
+            body_bytes = <int32_t>load_u32(at + head)
             if not 0 < body_bytes <= self.limits.max_message_bytes:
                 return False
             at += head + 4 + body_bytes
@@ -519,7 +465,7 @@ cdef class Reader(StreamInput):
                 head = 4 + self._topic_line_bytes
                 if memcmp(at, <const char*>b"PUB ", 4) == 0 and memcmp(
                         at + 4, self._topic_line, self._topic_line_bytes) == 0:
-                    length = <int32_t>_load_u32(at + head)
+                    length = <int32_t>load_u32(at + head)
                     if 0 < length <= self.limits.max_message_bytes and head + 4 + length <= left:
                         self._place_topic(run)
                         self._add_message(run, CMD_PUB, head + 4, head + 4 + length, 0)
@@ -556,7 +502,7 @@ cdef class Reader(StreamInput):
             return MORE
         if line_end == NULL:
             if left >= LINE_BYTES:
-                raise LineTooLongError()
+                raise RefusedError("")    # nsqd closes without a frame, and so do we (nsq.md 1.2)
             self._scanned = left
             return None
         self._scanned = line_end - at       # found once: a body that arrives in pieces does not search again
@@ -704,7 +650,7 @@ cdef class Reader(StreamInput):
         if left < head + 4:
             self._wanted = head + 4
             return None
-        length = <int32_t>_load_u32(self._at + head)
+        length = <int32_t>load_u32(self._at + head)
         name = COMMAND_NAMES[command]
         if length > self.limits.max_body_bytes:
             raise RefusedError("E_BAD_BODY", f"{name} body too big {length} > {self.limits.max_body_bytes}".encode())
@@ -713,7 +659,7 @@ cdef class Reader(StreamInput):
         if left < head + 4 + length:
             self._wanted = head + 4 + length
             return None
-        return _copy(self._at + head + 4, length)
+        return PyBytes_FromStringAndSize(self._at + head + 4, length)
 
     cdef Py_ssize_t _message_end(self, int command, Py_ssize_t head) except -2:
         """Return where the body behind the line of PUB or DPUB ends, or -1 when it is not all there."""
@@ -722,7 +668,7 @@ cdef class Reader(StreamInput):
         if left < head + 4:
             self._wanted = head + 4
             return -1
-        length = <int32_t>_load_u32(self._at + head)
+        length = <int32_t>load_u32(self._at + head)
         if length <= 0:
             raise RefusedError(
                 "E_BAD_MESSAGE", f"{COMMAND_NAMES[command]} invalid message body size {length}".encode()
@@ -795,7 +741,7 @@ cdef class Reader(StreamInput):
             run.publishes.owner = self._source
         at = self._at + head + 8
         for number in range(messages):
-            length = _load_u32(at)
+            length = load_u32(at)
             entry = run.publishes.add()
             entry.body = at + 4
             entry.body_bytes = length
@@ -826,7 +772,7 @@ cdef class Reader(StreamInput):
             self._wanted = head + 4
             return 0
         if walked == 0:
-            length = <int32_t>_load_u32(at + head)
+            length = <int32_t>load_u32(at + head)
             if length <= 0:
                 raise RefusedError("E_BAD_BODY", f"MPUB invalid body size {length}".encode())
             if length > self.limits.max_body_bytes:
@@ -838,7 +784,7 @@ cdef class Reader(StreamInput):
                 self._wanted = head + 8
                 return 0
             walked = head + 8
-        messages = <int32_t>_load_u32(at + head + 4)
+        messages = <int32_t>load_u32(at + head + 4)
         if messages <= 0 or messages > (self.limits.max_body_bytes - 4) // MIN_MPUB_MESSAGE_BYTES:
             raise RefusedError("E_BAD_BODY", f"MPUB invalid message count {messages}".encode())
 
@@ -846,7 +792,7 @@ cdef class Reader(StreamInput):
             if left < walked + 4:
                 self._wanted = walked + 4
                 break
-            length = <int32_t>_load_u32(at + walked)
+            length = <int32_t>load_u32(at + walked)
             if length <= 0:
                 raise RefusedError("E_BAD_MESSAGE", f"MPUB invalid message({done}) body size {length}".encode())
             if length > max_message_bytes:
@@ -876,13 +822,12 @@ cdef class Reader(StreamInput):
 
 
 def encode_frame(uint32_t frame_type, bytes data not None):
-    """Encode one frame: size u32 (of what follows) | frame type u32 | data."""
     cdef Py_ssize_t length = len(data)
     cdef bytes frame = PyBytes_FromStringAndSize(NULL, 8 + length)
     cdef char* at = PyBytes_AS_STRING(frame)
-    at = _store_u32(at, <uint32_t>(4 + length))
-    at = _store_u32(at, frame_type)
-    memcpy(at, PyBytes_AS_STRING(data), length)
+    store_u32(at, <uint32_t>(4 + length))
+    store_u32(at + 4, frame_type)
+    memcpy(at + 8, PyBytes_AS_STRING(data), length)
     return frame
 
 
@@ -906,11 +851,11 @@ cpdef bytes encode_messages(RecordBatch batch, uint32_t node_id):
     cdef char* at = PyBytes_AS_STRING(frames)
     for index in range(batch.count):
         view = &batch.views[index]
-        at = _store_u32(at, MESSAGE_HEAD_BYTES - 4 + view.body_bytes)
-        at = _store_u32(at, 2)
-        at = _store_u64(at, <uint64_t>view.store_timestamp_ms * 1_000_000)
-        at = _store_u16(at, view.attempts if view.attempts < MAX_ATTEMPTS else MAX_ATTEMPTS)
-        at = _store_hex(at, node | (<uint64_t>view.physical_offset & <uint64_t>0xFFFFFFFFFFFF))
-        memcpy(at, view.body, view.body_bytes)
-        at += view.body_bytes
+        store_u32(at, MESSAGE_HEAD_BYTES - 4 + view.body_bytes)
+        store_u32(at + 4, 2)
+        store_u64(at + 8, <uint64_t>view.store_timestamp_ms * 1_000_000)
+        store_u16(at + 16, view.attempts if view.attempts < MAX_ATTEMPTS else MAX_ATTEMPTS)
+        _store_hex(at + 18, node | (<uint64_t>view.physical_offset & <uint64_t>0xFFFFFFFFFFFF))
+        memcpy(at + MESSAGE_HEAD_BYTES, view.body, view.body_bytes)
+        at += MESSAGE_HEAD_BYTES + view.body_bytes
     return frames

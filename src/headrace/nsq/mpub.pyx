@@ -5,10 +5,11 @@ times the body's size in memory. So a first pass over the body finds whatever is
 to the log portion by portion. A batch borrows from the body and keeps it alive (``PublishBatch.owner``).
 """
 
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, uint32_t
 from libc.string cimport memchr
 
 from headrace.batch cimport PublishBatch, PublishEntry
+from headrace.format.record cimport load_u32
 
 from headrace.errors import ProtocolError
 
@@ -18,18 +19,11 @@ cdef inline const char* _line_end(const char* at, const char* end) noexcept:
     return end if stop == NULL else stop
 
 
-cdef inline int32_t _read_length(const char* at) noexcept:
-    cdef const uint8_t* raw = <const uint8_t*>at
-    return <int32_t>((<uint32_t>raw[0] << 24) | (<uint32_t>raw[1] << 16) | (<uint32_t>raw[2] << 8) | raw[3])
-
-
 cdef object _refusal(str code):
     return ProtocolError(code, fatal=False)
 
 
 cdef class MpubBody:
-    """The messages of one body. Made by ``read_lines`` and ``read_counted``."""
-
     cdef bytes body
     cdef Py_ssize_t at              # first byte that is not given out yet
     cdef bint is_counted
@@ -46,7 +40,7 @@ cdef class MpubBody:
         batch.owner = self.body
         while added < count:
             if self.is_counted:
-                stop = at + 4 + _read_length(at)
+                stop = at + 4 + <int32_t>load_u32(at)
                 at += 4
             else:
                 stop = _line_end(at, end)
@@ -89,14 +83,14 @@ def read_counted(bytes body not None, Py_ssize_t most_message_bytes, Py_ssize_t 
     cdef MpubBody read = MpubBody()
     if end - at < 4:
         raise _refusal("BAD_BODY")
-    count = _read_length(at)
+    count = <int32_t>load_u32(at)
     at += 4
     if count <= 0 or count > most_messages:
         raise _refusal("BAD_BODY")
     for index in range(count):
         if end - at < 4:
             raise _refusal("BAD_MESSAGE")
-        size = _read_length(at)
+        size = <int32_t>load_u32(at)
         at += 4
         if size <= 0 or size > most_message_bytes or end - at < size:
             raise _refusal("BAD_MESSAGE")

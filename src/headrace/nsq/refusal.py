@@ -54,13 +54,6 @@ class RefusedError(ProtocolError):
         super().__init__(self.data.decode("utf-8", "backslashreplace"), fatal=fatal, start=start)
 
 
-class LineTooLongError(RefusedError):
-    """A command line above 16 KiB: nsqd closes without a frame, and so do we (nsq.md 1.2)."""
-
-    def __init__(self) -> None:
-        super().__init__("")
-
-
 class UnheldError(RefusedError):
     """A command whose body is longer than there is memory for."""
 
