@@ -49,6 +49,7 @@ class Connection(Wire, asyncio.BufferedProtocol):
     Attributes:
         peer_address: Host and port of the peer; None for a socket that is not TCP's.
         remote_address: The same as text.
+        host: The peer's host; empty where it is not known.
         is_blocked: The peer has more waiting for it than the high-water mark.
         pauses: Why it is not read from: bits of ``Pause``.
     """
@@ -65,6 +66,7 @@ class Connection(Wire, asyncio.BufferedProtocol):
         super().__init__(clock, traffic)
         self.peer_address: tuple[str, int] | None = None
         self.remote_address = ""
+        self.host = ""
         self.is_blocked = False
         self.pauses = 0
         self._wheel = wheel
@@ -102,6 +104,7 @@ class Connection(Wire, asyncio.BufferedProtocol):
         name = transport.get_extra_info("peername")
         self.peer_address = peer_of(name)
         self.remote_address = format_address(self.peer_address or name)
+        self.host = self.peer_address[0] if self.peer_address else ""
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up everything."""

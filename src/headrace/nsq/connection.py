@@ -66,7 +66,6 @@ class NsqConnection(TurnConnection):
 
     Attributes:
         connected_at_ms: When it was taken up, in ms since 1970.
-        host: The client's; empty where it is not known.
         subscription: What it consumes; None before SUB and when the channel is gone.
         pub_counts: Messages it has published, by topic. Topics that ended are left out when they become many.
     """
@@ -89,7 +88,6 @@ class NsqConnection(TurnConnection):
         )
         self._blocked_reply_bytes = 0  # replies written since the client is behind
         self._publisher = Publisher(server, self, self._reader)
-        self.host = ""
         self._now_ms = self._monotonic_ms = 0  # when the read that is being taken came
         self.connected_at_ms = 0
         deadlines = Deadlines(
@@ -116,8 +114,7 @@ class NsqConnection(TurnConnection):
         """Take up the connection, or refuse it at the limit."""
         super().connection_made(transport)
         server = self._server
-        host = self.host = self.peer_address[0] if self.peer_address else ""
-        self.profile = replace(self.profile, client_id=host, hostname=host)  # until IDENTIFY says otherwise
+        self.profile = replace(self.profile, client_id=self.host, hostname=self.host)  # until IDENTIFY says otherwise
         self._publisher.born_host, self._publisher.born_v6 = born_of(self.peer_address)
         self.connected_at_ms = server.clock.now_ms()
         if not server.take_up(self):

@@ -112,7 +112,6 @@ cdef class JointPublishes(JointTurn):
         return True
 
     def append(self, list shares not None):
-        """Append what the shares have in the batch, and answer."""
         cdef CopiedBatch batch = self._batch
         cdef Share share
         batch.destinations = list(self._places)
@@ -128,7 +127,6 @@ cdef class JointPublishes(JointTurn):
                 share.client.publish_refused(share.command_name, error)
 
     def clear(self):
-        """Forget what is in the batch."""
         self._batch.clear()
         self._places.clear()
 

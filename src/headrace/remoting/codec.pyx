@@ -61,8 +61,6 @@ cdef Header _header
 
 
 cdef class Command:
-    """A request or a response."""
-
     def __init__(self, int32_t code, ext=None, bytes body=None, *, int32_t opaque=0, int32_t flag=0,
                  int32_t version=VERSION, str language not None="PYTHON", int serialize=0, str remark=None):
         self.code = code
@@ -88,8 +86,6 @@ cdef class Command:
 
 
 cdef class PullRequest:
-    """PULL_MESSAGE or LITE_PULL_MESSAGE with every required field in its range."""
-
     @property
     def has_commit_offset(self):
         return self.sys_flag & 1 != 0
@@ -327,13 +323,10 @@ cdef int _check_word(uint32_t word, int64_t total) except -1:
 
 
 cdef class Reader(StreamInput):
-    """The parsing state of one connection."""
-
     def __init__(self, Limits limits not None):
         self.limits = limits
 
     def next_command(self, SendIntake intake not None):
-        """Parse on; return the command that stopped it, or None when the rest of the input was kept."""
         intake.begin()
         command = None
         if self._end - self._at >= self._wanted:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.broker.gathering import Gathering
 from headrace.errors import ProtocolError, RequestError, StoreError
-from headrace.net.address import born_of, peer_of
+from headrace.net.address import born_of
 from headrace.net.connection import Pause
 from headrace.remoting.calls import Answered, PendingCalls
 from headrace.remoting.codec import Command, PullRequest, UnheldFrameError, add_send, encode_request
@@ -99,8 +99,8 @@ class RemotingConnection(RequestConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take up the connection, or close it at the limit."""
-        self.born_host, self.born_v6 = born_of(peer_of(transport.get_extra_info("peername")))
         super().connection_made(transport)
+        self.born_host, self.born_v6 = born_of(self.peer_address)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up everything this connection holds."""
@@ -373,7 +373,7 @@ class RemotingConnection(RequestConnection):
         if reply.wait_saved is not None:
             self._answer_when_saved(command, reply, reply.wait_saved)
         elif not reply.wait_offset:
-            self._send_reply(command.serialize, command.opaque, reply)
+            self.send(reply.encode(command.serialize, command.opaque))
         elif reply.may_be_late:
             refuse_late = partial(self._refuse_late, command.serialize, command.opaque)
             self.send_when_durable(reply.wait_offset, reply.encode(command.serialize, command.opaque), refuse_late)
@@ -415,13 +415,13 @@ class RemotingConnection(RequestConnection):
         if refusal:
             self._refuse_late(command.serialize, command.opaque, refusal)
         else:
-            self._send_reply(command.serialize, command.opaque, reply)
+            self.send(reply.encode(command.serialize, command.opaque))
         self._finish()
 
     def _refuse_late(self, serialize: int, opaque: int, text: str) -> None:
         """Answer a request whose change could not be made lasting."""
         self.server.counters.refusals[ResponseCode.SERVICE_NOT_AVAILABLE] += 1
-        self._send_reply(serialize, opaque, Reply(ResponseCode.SERVICE_NOT_AVAILABLE, text))
+        self.send(Reply(ResponseCode.SERVICE_NOT_AVAILABLE, text).encode(serialize, opaque))
 
     def send_when_durable(
         self, wait_offset: int, data: bytes, refuse_late: Callable[[str], None] | None = None
@@ -521,11 +521,6 @@ class RemotingConnection(RequestConnection):
         self._outgoing_bytes = self._outgoing_large = 0
         if outgoing:
             self.send(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
-
-    def _send_reply(self, serialize: int, opaque: int, reply: Reply) -> None:
-        if self.is_closing():
-            return
-        self.send(reply.encode(serialize, opaque))
 
     def _is_far_behind(self) -> bool:
         """Return whether as many bytes wait for the client as may, and those of its own requests' answers besides."""

@@ -27,9 +27,7 @@ from headrace.errors import (
     OffsetOutOfRangeError,
     QuotaExceededError,
     RequestError,
-    StoreClosedError,
     StoreError,
-    StoreFullError,
     TooManyConsumersError,
     TopicNotFoundError,
     row_of,
@@ -114,8 +112,6 @@ RESPONSE_CODES: Final[Mapping[type[HeadraceError], ResponseCode]] = {
     MessageNotFoundError: ResponseCode.SYSTEM_ERROR,
     OffsetOutOfRangeError: ResponseCode.SYSTEM_ERROR,
     RequestError: ResponseCode.SYSTEM_ERROR,
-    StoreFullError: ResponseCode.SERVICE_NOT_AVAILABLE,
-    StoreClosedError: ResponseCode.SERVICE_NOT_AVAILABLE,
     StoreError: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
 

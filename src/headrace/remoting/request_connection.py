@@ -67,9 +67,6 @@ class RequestConnection(TurnConnection):
     """A connection whose requests are done in turns; the protocol overrides ``take_commands``.
 
     Two are equal only if they are one connection.
-
-    Attributes:
-        host: The peer's address without its port.
     """
 
     server: RequestServer[Any]
@@ -92,7 +89,6 @@ class RequestConnection(TurnConnection):
             high_water_bytes=settings.write_high_water_bytes,
         )
         self.server = server
-        self.host = ""
         self._owed = 0  # answers that wait for the disk
         self._blocked_bytes = 0  # of answers, written since the peer is behind
 
@@ -123,7 +119,6 @@ class RequestConnection(TurnConnection):
         """Take up the connection, or close it at the limit."""
         super().connection_made(transport)
         server = self.server
-        self.host = self.peer_address[0] if self.peer_address else ""
         if not server.take_up(self):
             self.leave("too many connections")
             return

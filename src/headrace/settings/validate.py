@@ -88,7 +88,7 @@ def refusal(setting: SettingField, value: object) -> str:
         small_enough = setting.most is None or value <= setting.most
         if not (large_enough and small_enough) and value not in setting.special:
             return describe_range(setting)
-    if setting.form and not FORMS[setting.form](value):
+    if setting.form and not FORMS[setting.form][0](value):
         return describe_range(setting)
     return ""
 
@@ -96,7 +96,7 @@ def refusal(setting: SettingField, value: object) -> str:
 def describe_range(setting: SettingField) -> str:
     """Say in words what a setting accepts; empty when its type says it all."""
     if setting.form:
-        return FORM_TEXTS[setting.form]
+        return FORMS[setting.form][1]
     if setting.choices:
         return " or ".join(f'"{choice}"' for choice in setting.choices)
     if setting.least is None and setting.most is None:
@@ -187,18 +187,14 @@ def is_url(value: object) -> bool:
 
 
 FORMS: Final = {
-    "address": is_address,
-    "addresses": is_addresses,
-    "delay-levels": is_delay_levels,
-    "name": is_name,
-    "name-or-empty": is_name_or_empty,
-    "url": is_url,
+    "address": (is_address, 'an address "host:port" with a port from 0 to 65535, or "" for no listener'),
+    "addresses": (is_addresses, 'addresses "host:port" with commas between them, or "" for none'),
+    "delay-levels": (is_delay_levels, 'delays with s, m, h or d, shortest first, such as "1s 5s 1m 2h"'),
+    "name": (is_name, f"1 to {LONGEST_NAME} bytes without control characters"),
+    "name-or-empty": (
+        is_name_or_empty,
+        f'at most {LONGEST_NAME} bytes without control characters, or "" for the host name',
+    ),
+    "url": (is_url, 'an address "http://..." or "https://..." without a user in it, or "" for none'),
 }
-FORM_TEXTS: Final = {
-    "address": 'an address "host:port" with a port from 0 to 65535, or "" for no listener',
-    "addresses": 'addresses "host:port" with commas between them, or "" for none',
-    "delay-levels": 'delays with s, m, h or d, shortest first, such as "1s 5s 1m 2h"',
-    "name": f"1 to {LONGEST_NAME} bytes without control characters",
-    "name-or-empty": f'at most {LONGEST_NAME} bytes without control characters, or "" for the host name',
-    "url": 'an address "http://..." or "https://..." without a user in it, or "" for none',
-}
+"""By the name of a form: whether a value has it, and what it is in words."""

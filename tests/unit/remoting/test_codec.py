@@ -673,7 +673,7 @@ def test_another_thread_may_parse_while_a_send_is_looked_at(far: bool) -> None:
     held = SimpleNamespace(
         delay_levels=18, max_delay_ms=5_000, most_half_properties=999, most_half_bytes=999, now_ms=now_ms
     )
-    limits = Limits({"T1": None}, cluster=b"C1", held_sends=held)
+    limits = Limits({"T1": None}, cluster=b"C1", held_sends=held)  # type: ignore[arg-type]
     fields = SEND_FIELDS | {"i": f"TIMER_DELIVER_MS\x01{9_000 if far else 2_000}\x02"}
     reader, intake = Reader(limits), SendIntake()
     frame = encode_request(0, RequestCode.SEND_MESSAGE_V2, 7, ext=fields, body=b"x")

@@ -22,7 +22,6 @@ import struct
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Final, Self
 
 from headrace.errors import ClientError, ConnectionLostError, ProtocolError, RequestTimeoutError
@@ -114,9 +113,7 @@ class BlockingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

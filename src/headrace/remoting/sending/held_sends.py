@@ -25,9 +25,10 @@ class HeldSends:
     """What messages may be held for.
 
     Attributes:
-        delay_levels: How many there are.
+        delay_levels: How many there are, at least 1; a higher one means the last.
         max_delay_ms: How far away a time of its own may be.
-        most_half_properties: Bytes of properties of a half message.
+        most_half_properties: Bytes of properties of a half message, where it belongs included; with more it is not
+            plain.
         most_half_bytes: Bytes of its properties and body.
     """
 

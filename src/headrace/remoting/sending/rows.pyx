@@ -26,8 +26,6 @@ def too_large(row, body_bytes, most):
 
 
 cdef class RowIntake:
-    """Messages of one request, as a batch to append."""
-
     def __init__(self, Limits limits not None):
         self.limits = limits
         self.intake = SendIntake()

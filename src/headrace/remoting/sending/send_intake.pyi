@@ -1,31 +1,16 @@
 """Plain sends of one read, as a batch to append and as replies to encode; send_intake.pyx says how it works."""
 
 from collections.abc import Container
-from typing import Final, Protocol
+from typing import Final
 
 from headrace.batch import PublishBatch
+from headrace.remoting.sending.held_sends import HeldSends
 
 SentMessage = tuple[bytes, bytes, int, int, int, int, int, int]
 
 HOLD_NONE: Final[int]
 HOLD_TIMED: Final[int]
 HOLD_HALF: Final[int]
-
-class HeldSends(Protocol):
-    """What messages may be held for before they come to their queue."""
-
-    delay_levels: int
-    """How many there are, at least 1; a higher one means the last."""
-    max_delay_ms: int
-    most_half_properties: int
-    """Bytes of properties of a half message, where it belongs included; longer ones are not plain."""
-    most_half_bytes: int
-    """Bytes of its properties and body."""
-    def now_ms(self) -> int:
-        """Return the time, ms since 1970."""
-
-    def half_room(self) -> int:
-        """Return how many half messages may still be stored."""
 
 class Limits:
     """What a client may ask for; one per server.

@@ -122,8 +122,6 @@ cdef inline char* _put_id(char* at, const char* host, Py_ssize_t host_chars, int
 
 
 cdef class Limits:
-    """What a client may ask for; one per server."""
-
     def __init__(self, topics, *, bytes cluster not None=b"DefaultCluster", int64_t max_frame_bytes=16_777_216,
                  str frame_setting not None="", int64_t max_message_bytes=4_194_304, held_sends=None,
                  bint leaves_sends=False):
@@ -532,7 +530,6 @@ cdef char* _put_place(char* at, const Hold* hold) noexcept nogil:
 
 cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* common, const char* own,
                       Py_ssize_t own_bytes, const Span* properties, Hold* hold) except -1:
-    """Add one message with its own properties (NULL: none) and those of the header; 0 when it is not plain."""
     cdef Properties state
     cdef Py_ssize_t cluster_bytes = len(limits.cluster_property)
     cdef Py_ssize_t room = own_bytes + cluster_bytes + 32     # separators, and what copy_plain writes too much
@@ -625,8 +622,6 @@ cdef int _take_batch(SendIntake intake, Limits limits, PublishEntry* common, con
 # -- the intake ----------------------------------------------------------------------------------------------------------
 
 cdef class SendIntake:
-    """Plain sends that wait to be appended and answered."""
-
     def __cinit__(self):
         self.list = NULL
         self.blocks = NULL
@@ -769,7 +764,6 @@ cdef class SendIntake:
         return send.opaque, send.serialize, bool(send.is_oneway), topic, queue_id, messages
 
     def half_places(self):
-        """Return (destination, physical offset, queue offset) of each half message, after the append."""
         cdef Py_ssize_t index
         cdef const PublishEntry* entry
         cdef list places = []
@@ -958,8 +952,6 @@ cdef class SendIntake:
 
 
 cdef class JointIntake(SendIntake):
-    """Sends of several reads, copied so that they outlive what these borrowed from."""
-
     def __init__(self, Py_ssize_t memory_bytes):
         SendIntake.__init__(self)
         self.batch = CopiedBatch(memory_bytes)
