@@ -127,14 +127,13 @@ class StreamServer(Generic[C]):
             self.held_back.discard(connection)
             connection.resume(Pause.STORE)
 
-    def check_timers(self, now_ms: int | None = None) -> None:
+    def check_timers(self, now_ms: int) -> None:
         """Have every connection whose deadline may be due look at its clocks.
 
         Args:
-            now_ms: Who is late is told by this time: all that was sent before it has been read. None: now.
+            now_ms: Who is late is told by this time: all that was sent before it has been read.
         """
         self.logs_commands = logger.isEnabledFor(logging.DEBUG)
-        now_ms = self.clock.monotonic_ms() if now_ms is None else now_ms
         for connection in self.wheel.take_due(now_ms):
             try:
                 connection.on_timer(now_ms)

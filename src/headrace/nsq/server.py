@@ -86,9 +86,8 @@ class NsqServer(StreamServer[NsqConnection]):
         self._delivery = Delivery(self)
         self._messages_then = 0  # delivered at the last look at the load
 
-    async def start(self, where: str | socket.socket | None = None) -> None:
-        """Listen on a bound socket or an address, by default ``nsq.tcp_address``."""
-        where = self.settings.tcp_address if where is None else where
+    async def start(self, where: str | socket.socket) -> None:
+        """Listen on a bound socket or an address."""
         self.address = await self.listen(where, lambda: NsqConnection(self))
 
     async def stop(self) -> None:

@@ -208,9 +208,8 @@ class RemotingServer(RequestServer[RemotingConnection]):
         if self._is_waking:
             asyncio.get_running_loop().call_soon(self._serve_woken)
 
-    def check_timers(self, now_ms: int | None = None) -> None:
+    def check_timers(self, now_ms: int) -> None:
         """Have connections whose deadline may be due look at their clocks; answer what waits for the disk too long."""
-        now_ms = self.clock.monotonic_ms() if now_ms is None else now_ms
         super().check_timers(now_ms)
         self.late_answers.tick(now_ms)
         if now_ms >= self._forget_pulls_ms:

@@ -200,5 +200,5 @@ class Bench:
         """Let time pass in ticks of the server's timer."""
         for _ in range(0, milliseconds, step_ms):
             self.clock.advance_ms(step_ms)
-            self.server.check_timers()
+            self.server.check_timers(self.server.clock.monotonic_ms())
         self.work()

@@ -76,7 +76,7 @@ def test_what_is_done_in_compiled_code_is_a_line_too(bench: Bench, caplog: pytes
     publishers = [bench.client(peer=("10.0.0.3", port)) for port in (1, 2)]
     consumer = bench.client(peer=("10.0.0.2", 7))
     caplog.set_level(logging.INFO, "headrace")
-    bench.server.check_timers()
+    bench.server.check_timers(bench.server.clock.monotonic_ms())
     consumer.subscribe("orders", "all", 1)
     for _ in range(50):
         for publisher in publishers:
@@ -91,7 +91,7 @@ def test_what_is_done_in_compiled_code_is_a_line_too(bench: Bench, caplog: pytes
     assert finished
     assert commands_of(caplog) == []
     caplog.set_level(logging.DEBUG, "headrace")
-    bench.server.check_timers()
+    bench.server.check_timers(bench.server.clock.monotonic_ms())
     for publisher in publishers:
         publisher.post(pub("orders", b"y"))
     bench.work()

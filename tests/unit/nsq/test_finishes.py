@@ -89,7 +89,7 @@ def test_an_rdy_alone_that_changes_nothing_is_a_sign_of_life(bench: Bench) -> No
         assert bench.server.finishes.reads == number
         assert not bench.broker.dirty
         clock.advance_ms(25_000)
-        bench.server.check_timers()
+        bench.server.check_timers(bench.server.clock.monotonic_ms())
         bench.server.finishes.end_turn()
     assert not consumer.transport.aborted
     consumer.post(fin(held))

@@ -84,4 +84,4 @@ class Bench:
     def pass_time(self, milliseconds: int, step_ms: int = 1_000) -> None:
         for _ in range(0, milliseconds, step_ms):
             self.clock.advance_ms(step_ms)
-            self.server.check_timers()
+            self.server.check_timers(self.server.clock.monotonic_ms())

@@ -175,14 +175,14 @@ def test_brokers_are_written_down(tmp_path: Path) -> None:
         link.register("broker-a", 0, A)
         link.register("broker-c", 1, "10.0.0.4:10911")
         other.register("broker-d", 0, "10.0.0.5:10911")
-        server.check_timers()
+        server.check_timers(server.clock.monotonic_ms())
         other.connection.connection_lost(None)
         await asyncio.sleep(2 * COMES_AGAIN_S)
         await server.stop()
         assert names_in(tmp_path) == ["broker-a", "broker-b"]
         server = await served(tmp_path)
         assert server.awaited.missing == {"broker-a", "broker-b"}
-        server.check_timers()
+        server.check_timers(server.clock.monotonic_ms())
         await server.stop()
         assert names_in(tmp_path) == ["broker-a", "broker-b"], "not known to be gone yet"
         server = await served(tmp_path, start_wait_ms=1)
@@ -198,7 +198,7 @@ def test_a_lone_broker_writes_no_file(tmp_path: Path) -> None:
     async def run() -> None:
         server = await served(tmp_path, own="broker-a")
         Link(server, "10.9.9.9").register("broker-a", 0, A)
-        server.check_timers()
+        server.check_timers(server.clock.monotonic_ms())
         await server.stop()
 
     asyncio.run(run())

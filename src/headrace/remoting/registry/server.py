@@ -151,8 +151,8 @@ class RegistryServer(RequestServer[RegistryConnection]):
             self._lock_fd = _lock_folder(self.kv_path.parent)
             self.kv = self._load_kv()  # who had it before may have written since
 
-    async def start(self, where: str | socket.socket | None = None) -> None:
-        """Listen on a bound socket or an address, by default ``registry.address``. Raises: as ``claim``."""
+    async def start(self, where: str | socket.socket) -> None:
+        """Listen on a bound socket or an address. Raises: as ``claim``."""
         self._loop = loop = asyncio.get_running_loop()
         self.claim()
         self._jobs = jobs = Threads("headrace-registry")
@@ -161,7 +161,6 @@ class RegistryServer(RequestServer[RegistryConnection]):
             for name in (self.kv_path.name, AWAITED_FILE)
         )
         self.begin_wait()
-        where = self.settings.address if where is None else where
         self.address = await self.listen(where, lambda: RegistryConnection(self), is_guarded=self.guard is not None)
 
     async def stop(self) -> None:
@@ -332,9 +331,8 @@ class RegistryServer(RequestServer[RegistryConnection]):
             if isinstance(broker.owner, RegistryConnection):
                 broker.owner.abort("broker expired")
 
-    def check_timers(self, now_ms: int | None = None) -> None:
+    def check_timers(self, now_ms: int) -> None:
         """Have connections whose deadline may be due look at their clocks; scan when it is time."""
-        now_ms = self.clock.monotonic_ms() if now_ms is None else now_ms
         super().check_timers(now_ms)
         if now_ms >= self._scan_ms:
             self._scan_ms = now_ms + self.settings.scan_interval_ms
