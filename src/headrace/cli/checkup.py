@@ -257,8 +257,9 @@ async def check_registry(
     """Does a registry answer, and what does it say about this broker?"""
     name = "registry"
     client = RemotingClient(connect_timeout_s=ANSWER_S)
+    ext = signed_ext({}, b"", user.access_key, user.secret_key) if user is not None else {}
     try:
-        response = await client.call(address, ask_for_clusters(user), 2 * ANSWER_S)
+        response = await client.call(address, Command(RequestCode.GET_BROKER_CLUSTER_INFO, ext), 2 * ANSWER_S)
     except (ClientError, ProtocolError) as error:
         own = not settings.broker.registries
         hint = "; it runs inside headrace serve" if own else "; see broker.registries"
@@ -296,14 +297,6 @@ def check_registration(settings: Settings) -> list[Finding]:
     except ConfigError as error:
         return [Finding("problem", "registry", str(error))]
     return []
-
-
-def ask_for_clusters(user: User | None) -> Command:
-    """Return the request for the list of brokers, signed if there is a user."""
-    ext: dict[str, str] = {}
-    if user is not None:
-        ext = signed_ext(ext, b"", user.access_key, user.secret_key)
-    return Command(RequestCode.GET_BROKER_CLUSTER_INFO, ext)
 
 
 # -- the machine -------------------------------------------------------------------------------------------------------

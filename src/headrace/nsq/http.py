@@ -301,7 +301,6 @@ class NsqHttp:
             topic=name_filter(arguments, "topic"),
             channel=name_filter(arguments, "channel"),
             include_clients=NAMED_BOOLEANS.get(arguments.get("include_clients", ""), True),
-            include_memory=NAMED_BOOLEANS.get(arguments.get("include_mem", ""), True),
         )
         topics = self.broker.topics
         named = [topics[wanted.topic]] if wanted.topic in topics else [] if wanted.topic else topics.values()
@@ -316,7 +315,7 @@ class NsqHttp:
             started_at_ms=self.facts.started_at_ms,
             topics=None if selected is None else read_topics(selected, wanted),
             producers=producers,
-            memory=memory_row() if wanted.include_memory else None,
+            memory=memory_row() if NAMED_BOOLEANS.get(arguments.get("include_mem", ""), True) else None,
         )
         if arguments.get("format") == "json":
             return Reply(200, await report.as_json(), JSON_TYPE)

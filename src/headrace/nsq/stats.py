@@ -52,7 +52,6 @@ class StatsFilter:
     topic: str = ""
     channel: str = ""
     include_clients: bool = True
-    include_memory: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

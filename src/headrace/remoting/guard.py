@@ -20,7 +20,8 @@ from headrace.errors import AccessDeniedError
 from headrace.format.names import TRACE_TOPIC
 from headrace.log_pace import LogPace
 from headrace.remoting.bodies import member_list, read_entries, read_entry, read_outline
-from headrace.remoting.codes import RequestCode, request_name
+from headrace.remoting.codes import RequestCode as Code
+from headrace.remoting.codes import request_name
 from headrace.remoting.reply import RequestRefusedError
 from headrace.remoting.signature import ACCESS_KEY, SIGNATURE, is_signed_with
 
@@ -181,54 +182,52 @@ def _group_of_body(request: Command) -> Iterator[Need]:
     yield Need(Action.SUBSCRIBE, group=str(body.get("consumerGroup") or ""))
 
 
-_Code: Final = RequestCode
-
 BROKER_NEEDS: Final[Mapping[int, Needs]] = {
-    _Code.SEND_MESSAGE: _send("topic"),
-    _Code.SEND_MESSAGE_V2: _send("b"),
-    _Code.SEND_BATCH_MESSAGE: _publish("b"),
-    _Code.SEND_REPLY_MESSAGE: _publish("topic"),
-    _Code.SEND_REPLY_MESSAGE_V2: _publish("b"),
-    _Code.CONSUMER_SEND_MSG_BACK: _subscribe(group="group"),
-    _Code.PULL_MESSAGE: _subscribe(topic="topic", group="consumerGroup"),
-    _Code.LITE_PULL_MESSAGE: _subscribe(topic="topic", group="consumerGroup"),
-    _Code.QUERY_MESSAGE: _subscribe(topic="topic"),
-    _Code.QUERY_CONSUMER_OFFSET: _subscribe(topic="topic", group="consumerGroup"),
-    _Code.UPDATE_CONSUMER_OFFSET: _subscribe(topic="topic", group="consumerGroup"),
-    _Code.UNREGISTER_CLIENT: _subscribe(group="consumerGroup"),
-    _Code.GET_CONSUMER_LIST_BY_GROUP: _subscribe(group="consumerGroup"),
-    _Code.HEART_BEAT: _heartbeat,
-    _Code.READER_STATE: _subscribe(group="group"),
-    _Code.READ_LOG: _read_log,
-    _Code.READ_QUEUE: _subscribe(topic="topic", group="group"),
-    _Code.SEND_SEQUENCED: _publish("topic"),
+    Code.SEND_MESSAGE: _send("topic"),
+    Code.SEND_MESSAGE_V2: _send("b"),
+    Code.SEND_BATCH_MESSAGE: _publish("b"),
+    Code.SEND_REPLY_MESSAGE: _publish("topic"),
+    Code.SEND_REPLY_MESSAGE_V2: _publish("b"),
+    Code.CONSUMER_SEND_MSG_BACK: _subscribe(group="group"),
+    Code.PULL_MESSAGE: _subscribe(topic="topic", group="consumerGroup"),
+    Code.LITE_PULL_MESSAGE: _subscribe(topic="topic", group="consumerGroup"),
+    Code.QUERY_MESSAGE: _subscribe(topic="topic"),
+    Code.QUERY_CONSUMER_OFFSET: _subscribe(topic="topic", group="consumerGroup"),
+    Code.UPDATE_CONSUMER_OFFSET: _subscribe(topic="topic", group="consumerGroup"),
+    Code.UNREGISTER_CLIENT: _subscribe(group="consumerGroup"),
+    Code.GET_CONSUMER_LIST_BY_GROUP: _subscribe(group="consumerGroup"),
+    Code.HEART_BEAT: _heartbeat,
+    Code.READER_STATE: _subscribe(group="group"),
+    Code.READ_LOG: _read_log,
+    Code.READ_QUEUE: _subscribe(topic="topic", group="group"),
+    Code.SEND_SEQUENCED: _publish("topic"),
     # END_BATCH names no topic: its handler asks for the right to send to each topic of the batch. So do those of
     # CONSUMER_SEND_MSG_BACK and VIEW_MESSAGE_BY_ID, for the right to read the topic of the message at the offset, and
     # that of READER_STATE, for what it has read of a body that two decoders may read in two ways.
-    _Code.LOCK_BATCH_MQ: _group_of_body,
-    _Code.UNLOCK_BATCH_MQ: _group_of_body,
+    Code.LOCK_BATCH_MQ: _group_of_body,
+    Code.UNLOCK_BATCH_MQ: _group_of_body,
     **dict.fromkeys(
         (
-            _Code.UPDATE_AND_CREATE_TOPIC,
-            _Code.UPDATE_AND_CREATE_TOPIC_LIST,
-            _Code.UPDATE_BROKER_CONFIG,
-            _Code.GET_BROKER_CONFIG,
-            _Code.UPDATE_AND_CREATE_ACL_CONFIG,
-            _Code.DELETE_ACL_CONFIG,
-            _Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
-            _Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-            _Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
-            _Code.DELETE_SUBSCRIPTIONGROUP,
-            _Code.DELETE_TOPIC_IN_BROKER,
-            _Code.RESET_CONSUMER_CLIENT_OFFSET,
-            _Code.INVOKE_BROKER_TO_RESET_OFFSET,
-            _Code.CLEAN_EXPIRED_CONSUMEQUEUE,
-            _Code.CONSUME_MESSAGE_DIRECTLY,
-            _Code.CLONE_GROUP_OFFSET,
-            _Code.CLEAN_UNUSED_TOPIC,
-            _Code.QUERY_CONSUME_QUEUE,
-            _Code.DELETE_EXPIRED_COMMITLOG,
-            _Code.SET_MESSAGE_REQUEST_MODE,
+            Code.UPDATE_AND_CREATE_TOPIC,
+            Code.UPDATE_AND_CREATE_TOPIC_LIST,
+            Code.UPDATE_BROKER_CONFIG,
+            Code.GET_BROKER_CONFIG,
+            Code.UPDATE_AND_CREATE_ACL_CONFIG,
+            Code.DELETE_ACL_CONFIG,
+            Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+            Code.DELETE_SUBSCRIPTIONGROUP,
+            Code.DELETE_TOPIC_IN_BROKER,
+            Code.RESET_CONSUMER_CLIENT_OFFSET,
+            Code.INVOKE_BROKER_TO_RESET_OFFSET,
+            Code.CLEAN_EXPIRED_CONSUMEQUEUE,
+            Code.CONSUME_MESSAGE_DIRECTLY,
+            Code.CLONE_GROUP_OFFSET,
+            Code.CLEAN_UNUSED_TOPIC,
+            Code.QUERY_CONSUME_QUEUE,
+            Code.DELETE_EXPIRED_COMMITLOG,
+            Code.SET_MESSAGE_REQUEST_MODE,
         ),
         _admin,
     ),
@@ -236,16 +235,16 @@ BROKER_NEEDS: Final[Mapping[int, Needs]] = {
 
 REGISTRY_NEEDS: Final[Mapping[int, Needs]] = dict.fromkeys(
     (
-        _Code.PUT_KV_CONFIG,
-        _Code.DELETE_KV_CONFIG,
-        _Code.REGISTER_BROKER,
-        _Code.UNREGISTER_BROKER,
-        _Code.QUERY_DATA_VERSION,
-        _Code.WIPE_WRITE_PERM_OF_BROKER,
-        _Code.ADD_WRITE_PERM_OF_BROKER,
-        _Code.DELETE_TOPIC_IN_NAMESRV,
-        _Code.REGISTER_TOPIC_IN_NAMESRV,
-        _Code.UPDATE_NAMESRV_CONFIG,
+        Code.PUT_KV_CONFIG,
+        Code.DELETE_KV_CONFIG,
+        Code.REGISTER_BROKER,
+        Code.UNREGISTER_BROKER,
+        Code.QUERY_DATA_VERSION,
+        Code.WIPE_WRITE_PERM_OF_BROKER,
+        Code.ADD_WRITE_PERM_OF_BROKER,
+        Code.DELETE_TOPIC_IN_NAMESRV,
+        Code.REGISTER_TOPIC_IN_NAMESRV,
+        Code.UPDATE_NAMESRV_CONFIG,
     ),
     _admin,
 )

@@ -38,11 +38,6 @@ TEMPLATE_PERM: Final = READ_WRITE | PERM_INHERIT
 BENCHMARK_QUEUES: Final = 16
 
 
-def reply_topic(cluster: str) -> str:
-    """Return the topic in which a cluster keeps replies of request-reply."""
-    return f"{cluster}_REPLY_TOPIC"
-
-
 def template_queues(settings: RemotingSettings) -> int:
     """Return the queues of TBW102, which RocketMQ calls ``defaultTopicQueueNums``."""
     return max(1, settings.default_topic_queues // 2)
@@ -58,7 +53,7 @@ def system_topics(settings: RemotingSettings, broker_name: str, delay_levels: in
         # Whatever cluster and broker are called: what stands below them keeps its own shape.
         settings.cluster: TopicConfig(16, 16, TEMPLATE_PERM),
         broker_name: TopicConfig(1, 1, TEMPLATE_PERM),
-        reply_topic(settings.cluster): one,
+        f"{settings.cluster}_REPLY_TOPIC": one,  # replies of request-reply
         "DEFAULT_TOPIC": TopicConfig(queues, queues, TEMPLATE_PERM),
         "TBW102": TopicConfig(half, half, TEMPLATE_PERM),
         SELF_TEST_TOPIC: one,
