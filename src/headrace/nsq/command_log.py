@@ -6,6 +6,8 @@ PUB, MPUB and DPUB are all ``publish``: the codec keeps what they bring, not whi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import merge
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from headrace.nsq.codec import Auth, Cls, Identify, Rdy, Sub
@@ -19,16 +21,9 @@ MAX_IDENTIFY_BYTES: Final = 1024
 
 def lines_of(intake: Intake) -> Iterator[str]:
     """Give a line for each publish, FIN, REQ and TOUCH, in the order in which they came."""
-    settles = _settle_lines(intake)
-    waiting = next(settles, None)
-    for number, line in enumerate(_publish_lines(intake)):
-        while waiting is not None and waiting[0] <= number:
-            yield waiting[1]
-            waiting = next(settles, None)
-        yield line
-    while waiting is not None:
-        yield waiting[1]
-        waiting = next(settles, None)
+    # A settle's number is that of the publishes before it, so it comes before the publish of that number.
+    lines = merge(_settle_lines(intake), enumerate(_publish_lines(intake)), key=itemgetter(0))
+    return (line for _, line in lines)
 
 
 def line_of(command: Command) -> str:
