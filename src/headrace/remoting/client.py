@@ -2,7 +2,7 @@
 
 One connection per address, made when it is first needed and again after it was lost; any number of requests are under
 way on it, and a response is matched by its number. A request whose time is over is forgotten, so its late response is
-counted and dropped. What a server asks on the connection is not supported, and answered so; its numbers are a space of
+dropped. What a server asks on the connection is not supported, and answered so; its numbers are a space of
 their own (remoting.md 1.4).
 
 Nothing is sent twice: whether a request that failed is tried again is for the caller, who knows what it does.
@@ -49,7 +49,6 @@ class RemotingClient:
     """Connections to any number of servers.
 
     Attributes:
-        late_responses: Responses that nobody waited for any more.
         on_lost: Called with the address of a connection that was lost; not by ``close``.
     """
 
@@ -59,7 +58,6 @@ class RemotingClient:
         on_lost: Callable[[str], None] | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        self.late_responses = 0
         self.on_lost = on_lost
         # No topics: whatever a server sends is handed out as a command.
         self.limits = Limits((), max_frame_bytes=_MAX_FRAME_BYTES)
@@ -281,9 +279,7 @@ class _Connection(asyncio.BufferedProtocol):
     def _take(self, command: Command | PullRequest) -> None:
         if isinstance(command, Command) and command.is_response:
             future = self._waiting.pop(command.opaque, None)
-            if future is None or future.done():
-                self._client.late_responses += 1
-            else:
+            if future is not None and not future.done():  # else nobody waits for it any more
                 future.set_result(command)
             return
         if not command.is_oneway and not self._reason:

@@ -67,7 +67,6 @@ class BlockingClient:
 
     Attributes:
         address: ``host:port``.
-        late_responses: Responses that nobody waited for any more.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class BlockingClient:
             ValueError: ``address`` is not ``host:port``, or only one of the keys is given.
         """
         self.address = address
-        self.late_responses = 0
         self._host, self._port = parse_peer(address)
         if bool(access_key) != bool(secret_key):
             raise ValueError("access_key and secret_key belong together, one is missing")
@@ -142,9 +140,8 @@ class BlockingClient:
         opaque = self.post(code, ext or {}, body, timeout_s=timeout_s)
         while True:
             response = self.take(code, timeout_s=timeout_s)
-            if response.opaque == opaque:
+            if response.opaque == opaque:  # else nobody waits for it any more
                 return response
-            self.late_responses += 1
 
     def call_many(self, requests: Iterable[Request], window: int = 8) -> Iterator[Command]:
         """Send requests, up to ``window`` ahead of the answers, and yield the responses in the order of the requests.
@@ -182,8 +179,6 @@ class BlockingClient:
                         response = found
                     elif any(found.opaque == other for other, _ in under_way):
                         early[found.opaque] = found
-                    else:
-                        self.late_responses += 1
                 under_way.popleft()
                 yield response
         finally:
