@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from headrace.log_pace import LogPace
@@ -27,31 +28,22 @@ logger = logging.getLogger(__name__)
 _LENGTH_BYTES: Final = 4
 
 
+@dataclass(slots=True, eq=False)
 class WaitingAnswer:
     """One write's worth of answers that wait for the disk; called when it has them, or never will."""
 
-    __slots__ = ("_answers", "connection", "data", "due_ms", "is_over", "refuse_late")
-
-    def __init__(
-        self,
-        answers: LateAnswers,
-        due_ms: int,
-        connection: RemotingConnection,
-        data: bytes,
-        refuse_late: Callable[[str], None] | None,
-    ) -> None:
-        self._answers = answers
-        self.due_ms = due_ms
-        self.connection = connection
-        self.data = data
-        self.refuse_late = refuse_late
-        self.is_over = False
+    answers: LateAnswers
+    due_ms: int
+    connection: RemotingConnection
+    data: bytes
+    refuse_late: Callable[[str], None] | None
+    is_over: bool = False
 
     def __call__(self, error: StoreError | None) -> None:
         """Leave, unless they have left late."""
         if not self.is_over:
             self.is_over = True
-            self._answers.forget_ended()
+            self.answers.forget_ended()
             self.connection.let_out(self, error)
 
 
