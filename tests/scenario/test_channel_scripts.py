@@ -95,7 +95,7 @@ class Script:
         return f"{len(state)} bytes"
 
     def do_crash(self) -> str:
-        self.bench.restart(None, self.states)
+        self.bench.restart(self.states)
         self.consumers.clear()
         return "ok"
 

@@ -71,12 +71,10 @@ class Bench:
         self.options: dict[str, Any] = {"node_id": NODE_ID, "max_msg_timeout_ms": 900_000} | options
         self.channel = self.new_channel()
 
-    def new_channel(
-        self, snapshot: bytes | None = None, changes: list[bytes] | None = None, start_offset: int = 0
-    ) -> Channel:
+    def new_channel(self, states: list[bytes] | None = None, start_offset: int = 0) -> Channel:
         channel = Channel("c", "t", **self.options)
-        if snapshot is not None or changes is not None:
-            channel.restore(snapshot, changes or [], now_ms=self.now)
+        if states is not None:
+            channel.restore(states, now_ms=self.now)
         self.clamped = [channel.add_queue(queue, start_offset) for queue in self.queues]
         return channel
 
@@ -142,5 +140,5 @@ class Bench:
             if moved < most and not 0 <= self.channel.next_due_ms() <= self.now - 1_000_000:
                 return total
 
-    def restart(self, snapshot: bytes | None, changes: list[bytes]) -> None:
-        self.channel = self.new_channel(snapshot, changes)
+    def restart(self, states: list[bytes]) -> None:
+        self.channel = self.new_channel(states)

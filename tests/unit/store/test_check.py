@@ -500,7 +500,8 @@ def test_channel_states_are_read_as_channels_write_them(tmp_path: Path) -> None:
     bench.finish(subscription, *ids[:10], *ids[20:90:2], ids[150])
     bench.requeue(subscription, ids[15], 60_000)
     stored = StoredChannel()
-    stored.apply(bench.channel.snapshot())
+    for state in bench.channel.snapshot_parts():
+        stored.apply(state)
     floor, cursor = bench.channel.position(0)
     assert (stored.floors, stored.cursors) == ({0: floor}, {0: cursor}) == ({0: 10}, {0: 200})
     assert stored.count_finished(0) == 35 + 1
@@ -526,7 +527,7 @@ def test_a_cut_says_nothing_of_what_lies_below_it() -> None:
     assert noted is not None
     bench = Bench()
     bench.publish(2)
-    bench.restart(None, [noted])
+    bench.restart([noted])
     assert bench.clamped == [1]
     cut = bench.channel.take_changes()
     assert cut is not None

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
 from headrace.batch cimport RecordBatch, SettleBatch
-from headrace.broker.channels.channel_state cimport StateReader, StateWriter
+from headrace.broker.channels.channel_state cimport MessageEntry, StateWriter
 from headrace.broker.channels.deferred cimport DeferredSet
 from headrace.broker.channels.finished cimport FinishedSet
 from headrace.broker.channels.in_flight cimport DeadlineList, InFlight, InFlightTable
@@ -67,7 +67,7 @@ cdef class Channel:
     cdef Py_ssize_t turn                # which subscription is asked first
     cdef Py_ssize_t queue_turn
     cdef bint unread_first              # of the last deliver() that had both, what is unread and what is ready again
-    cdef list queues                    # ChannelQueue
+    cdef list queues                    # ChannelQueue, each at its queue_id
     cdef list cuts                      # (queue_id, end): positions that turned out to lie beyond a queue's end
     cdef uint64_t random
     cdef InFlightTable in_flight
@@ -78,24 +78,25 @@ cdef class Channel:
     cdef StateWriter notes              # MessageEntry: what became ready or deferred since take_changes()
     cdef object restored                # RestoredState until its queues are added
     cdef QueueEntry* ahead              # entries [ahead_from, ahead_from + ahead_count) of queues[ahead_queue]
-    cdef Py_ssize_t ahead_queue
+    cdef int32_t ahead_queue
     cdef int64_t ahead_from
     cdef Py_ssize_t ahead_count
     cdef bint ahead_idle
-    cdef Py_ssize_t find_queue(self, int64_t queue_id) except -2
+    cdef ChannelQueue queue_of(self, int64_t queue_id)
     cdef bint sampled_out(self, Subscription subscription) noexcept
-    cdef int note(self, int64_t due_ms, uint64_t where, uint64_t place) except -1
-    cdef int register(self, Subscription subscription, Py_ssize_t queue, int64_t queue_offset,
+    cdef int note(self, const MessageEntry* entry) except -1
+    cdef int make_ready(self, const MessageEntry* entry) except -1
+    cdef int register(self, Subscription subscription, int32_t queue_id, int64_t queue_offset,
                       int64_t physical_offset, uint16_t attempts, int64_t mono_ms) except -1
     cdef int evict(self, ChannelQueue queue) except -1
     cdef int forget_evicted(self, int64_t now_ms) except -1
-    cdef int read_ahead(self, Py_ssize_t index, ChannelQueue queue, int64_t end) except -1
+    cdef int read_ahead(self, ChannelQueue queue, int64_t end) except -1
     cdef int drop(self, ChannelQueue queue, int64_t queue_offset, int outcome) except -1
     cdef int deliver_ready(self, Subscription subscription, Py_ssize_t full_count, RecordBatch into,
                            Delivery* delivery) except -1
     cdef int deliver_unread(self, Subscription subscription, Py_ssize_t full_count, RecordBatch into,
                             Delivery* delivery) except -1
-    cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, Py_ssize_t full_count, RecordBatch into,
+    cdef bint deliver_new(self, Subscription subscription, ChannelQueue queue, Py_ssize_t full_count, RecordBatch into,
                           Delivery* delivery) except -1
     cdef int hold_back(self, ChannelQueue queue, int64_t queue_offset, int64_t physical_offset, int64_t due_ms,
                        int64_t now_ms) except -1
@@ -110,10 +111,9 @@ cdef class Channel:
     cpdef int64_t next_deadline_ms(self)
     cpdef int64_t next_due_ms(self)
     cpdef bint has_ready(self)
-    cdef int write_waiting(self, StateWriter writer) except -1
-    cdef int write_ready(self, StateWriter writer, int64_t first, int64_t end) except -1
-    cdef int write_in_flight(self, StateWriter writer) except -1
-    cdef int take_waiting(self, bytes sections, int64_t now_ms) except -1
-    cdef StateWriter begin_state(self)
+    cdef StateWriter all_waiting(self)
+    cdef int add_ready(self, StateWriter entries, int64_t first, int64_t end) except -1
+    cdef int add_in_flight(self, StateWriter entries) except -1
+    cdef int take_waiting(self, StateWriter waiting, int64_t now_ms) except -1
     cdef int redeliver_unknown(self) except -1
     cdef int trim(self) except -1

@@ -86,9 +86,6 @@ class Channel:
     def evicted_count(self) -> int:
         """Messages that retention removed before they were finished."""
     @property
-    def restored_damaged_count(self) -> int:
-        """States given to restore() that could not be read to their end."""
-    @property
     def was_cut(self) -> bool:
         """Whether states given to restore(), or the end of a queue since, took back what states before them say."""
     @property
@@ -108,8 +105,8 @@ class Channel:
         seed: int = 1,
         spill_directory: Path | None = None,
     ) -> None: ...
-    def restore(self, snapshot: bytes | None, changes: Iterable[bytes] = (), *, now_ms: int = 0) -> None:
-        """Take over recorded state; call it before add_queue().
+    def restore(self, states: Iterable[bytes], *, now_ms: int = 0) -> None:
+        """Take over recorded state, a snapshot's parts in order and then the changes; call it before add_queue().
 
         What lies between a queue's floor and its cursor, and is neither finished nor recorded as waiting, is
         deliverable again. A state that cannot be read to its end is logged; what it would have said is forgotten,
@@ -180,10 +177,10 @@ class Channel:
         """Finish what is unread of [start, end) without delivering it; return how many."""
     def take_changes(self) -> bytes | None:
         """Return what changed since the last call, None for nothing; also gives back idle memory."""
-    def snapshot(self) -> bytes:
-        """Return the whole state. What is in flight is recorded as ready, with its attempts."""
     def snapshot_parts(self, entries: int = 65_536) -> Iterator[bytes]:
-        """Yield the whole state in parts of about ``entries`` messages that wait; what is in flight is in the last.
+        """Yield the whole state in parts of about ``entries`` messages that wait.
+
+        What is in flight is in the last one, recorded as ready, with its attempts.
 
         The channel may go on between the parts: restore() wants all parts, in order, and then the changes taken
         since before the first part. Beginning anew ends an older iteration's use.

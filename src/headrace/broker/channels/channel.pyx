@@ -16,15 +16,14 @@ After a restart the cursor goes back to the floor and ``ChannelQueue.seen`` name
 what is finished above the floor, and what waits with recorded attempts or a due time.
 """
 
-from libc.stdint cimport INT64_MAX, uint32_t
+from libc.stdint cimport INT64_MAX, uint8_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
 
 from headrace.batch cimport (
     RecordView, SETTLE_FINISH, SETTLE_NOT_IN_FLIGHT, SETTLE_NOT_OWNER, SETTLE_OK, SETTLE_REQUEUE, SettleEntry,
 )
 from headrace.broker.channels.channel_state cimport (
-    MessageEntry, SECTION_CUT, SECTION_POSITION, STATE_CHANGES, STATE_SNAPSHOT, STATE_VERSION,
+    SECTION_CUT, SECTION_POSITION, STATE_CHANGES, STATE_SNAPSHOT, STATE_VERSION,
 )
 from headrace.broker.channels.ready cimport ReadyEntry
 from headrace.broker.channels.restored_state cimport DEAD_MS, RestoredState
@@ -143,10 +142,6 @@ cdef class Channel:
         return total
 
     @property
-    def restored_damaged_count(self):
-        return (<RestoredState>self.restored).damaged if self.restored is not None else 0
-
-    @property
     def was_cut(self):
         return bool(self.cuts) or (self.restored is not None and (<RestoredState>self.restored).was_cut)
 
@@ -164,7 +159,7 @@ cdef class Channel:
         return total
 
     def position(self, int queue_id):
-        cdef ChannelQueue queue = self.queues[self.find_queue(queue_id)]
+        cdef ChannelQueue queue = self.queue_of(queue_id)
         return queue.finished.floor, queue.cursor
 
     cpdef bint has_ready(self):
@@ -180,18 +175,13 @@ cdef class Channel:
 
     # ---- queues
 
-    cdef Py_ssize_t find_queue(self, int64_t queue_id) except -2:
-        cdef Py_ssize_t i
-        # Almost always its place: a topic's queues are numbered from 0 on.
-        if 0 <= queue_id < len(self.queues) and (<ChannelQueue>self.queues[queue_id]).queue_id == queue_id:
-            return <Py_ssize_t>queue_id
-        for i in range(len(self.queues)):
-            if (<ChannelQueue>self.queues[i]).queue_id == queue_id:
-                return i
-        raise KeyError(f"channel {self.topic_name}/{self.name} has no queue {queue_id}")
+    cdef ChannelQueue queue_of(self, int64_t queue_id):
+        if not 0 <= queue_id < len(self.queues):
+            raise KeyError(f"channel {self.topic_name}/{self.name} has no queue {queue_id}")
+        return <ChannelQueue>self.queues[queue_id]
 
     def set_limit(self, int queue_id, int64_t limit):
-        cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
+        cdef ChannelQueue queue = self.queue_of(queue_id)
         queue.limit = limit
         if limit >= 0:      # what waits in the topic enters later
             queue.origin = min(queue.origin, limit)
@@ -216,7 +206,7 @@ cdef class Channel:
             waiting = StateWriter()
             self.deferred.write_all(waiting)
             self.deferred.clear()
-            self.take_waiting(waiting.finish(), now_ms)
+            self.take_waiting(waiting, now_ms)
         self.ask_evicted_at = 2 * self.deferred.count + FORGET_LEAST
         return 0
 
@@ -259,18 +249,16 @@ cdef class Channel:
         self.random ^= self.random >> 27
         return (self.random * <uint64_t>0x2545F4914F6CDD1D >> 33) % 100 >= <uint64_t>subscription.sample_rate
 
-    cdef int note(self, int64_t due_ms, uint64_t where, uint64_t place) except -1:
-        """Remember for the journal that a message waits until ``due_ms`` (0: ready)."""
-        cdef MessageEntry* entry
-        if self.ephemeral:
-            return 0
-        entry = <MessageEntry*>self.notes.reserve(sizeof(MessageEntry))
-        entry.due_ms = due_ms
-        entry.where = where
-        entry.place = place
-        return 0
+    cdef int note(self, const MessageEntry* entry) except -1:
+        """Remember for the journal that a message waits."""
+        return 0 if self.ephemeral else self.notes.append(entry, 1)
 
-    cdef int register(self, Subscription subscription, Py_ssize_t queue, int64_t queue_offset,
+    cdef int make_ready(self, const MessageEntry* entry) except -1:
+        """Have a message delivered again."""
+        self.ready.push(entry.where, entry.place)
+        return self.note(entry)
+
+    cdef int register(self, Subscription subscription, int32_t queue_id, int64_t queue_offset,
                       int64_t physical_offset, uint16_t attempts, int64_t mono_ms) except -1:
         cdef int32_t slot = self.in_flight.add(&subscription.waiting, physical_offset,
                                                mono_ms + subscription.msg_timeout_ms)
@@ -279,7 +267,7 @@ cdef class Channel:
         entry.delivered_ms = mono_ms
         entry.owner = <void*>subscription
         entry.attempts = attempts
-        entry.queue = <uint16_t>queue
+        entry.queue_id = <uint16_t>queue_id
         return 0
 
     cdef int drop(self, ChannelQueue queue, int64_t queue_offset, int outcome) except -1:
@@ -291,7 +279,7 @@ cdef class Channel:
                 self.damaged_count += 1
         return 0
 
-    cdef int read_ahead(self, Py_ssize_t index, ChannelQueue queue, int64_t end) except -1:
+    cdef int read_ahead(self, ChannelQueue queue, int64_t end) except -1:
         if self.ahead == NULL:
             self.ahead = <QueueEntry*>malloc(AHEAD_ENTRIES * sizeof(QueueEntry))
             if self.ahead == NULL:
@@ -304,7 +292,7 @@ cdef class Channel:
         except OSError as error:
             queue.queue.log.on_unreadable(error)
         self.ahead_from = queue.cursor
-        self.ahead_queue = index
+        self.ahead_queue = queue.queue_id
         return 0
 
     cdef int deliver_ready(self, Subscription subscription, Py_ssize_t full_count, RecordBatch into,
@@ -312,7 +300,6 @@ cdef class Channel:
         """Deliver what is ready again, until the batch is full, the budget is spent or a record is not in memory."""
         cdef ReadyEntry* entry
         cdef ChannelQueue queue
-        cdef Py_ssize_t index
         cdef int64_t queue_offset, physical_offset
         cdef uint16_t attempts
         cdef int outcome
@@ -321,8 +308,7 @@ cdef class Channel:
                                             and into.record_bytes >= delivery.full_bytes):
                 return 0
             entry = self.ready.at(0)
-            index = self.find_queue(entry.place & 0xFFFF)
-            queue = <ChannelQueue>self.queues[index]
+            queue = self.queue_of(entry.place & 0xFFFF)
             queue_offset = entry.place >> 16
             physical_offset = entry.where >> 16
             attempts = min(<int>(entry.where & 0xFFFF) + 1, <int>MAX_ATTEMPTS)
@@ -347,13 +333,12 @@ cdef class Channel:
             into.views[into.count - 1].attempts = attempts
             if attempts > 1:
                 self.redelivered_count += 1
-            self.register(subscription, index, queue_offset, physical_offset, attempts, delivery.mono_ms)
+            self.register(subscription, queue.queue_id, queue_offset, physical_offset, attempts, delivery.mono_ms)
         return 0
 
-    cdef bint deliver_new(self, Subscription subscription, Py_ssize_t index, Py_ssize_t full_count, RecordBatch into,
+    cdef bint deliver_new(self, Subscription subscription, ChannelQueue queue, Py_ssize_t full_count, RecordBatch into,
                           Delivery* delivery) except -1:
         """Deliver from one queue's cursor; False when the batch is full or a record is not in memory."""
-        cdef ChannelQueue queue = <ChannelQueue>self.queues[index]
         cdef QueueEntry* entry
         cdef RecordView* view
         cdef int64_t end, due_ms, queue_offset, bytes_before
@@ -364,9 +349,9 @@ cdef class Channel:
             if into.count >= full_count or delivery.budget <= 0:
                 return False
             queue_offset = queue.cursor
-            if (self.ahead_queue != index or queue_offset < self.ahead_from
+            if (self.ahead_queue != queue.queue_id or queue_offset < self.ahead_from
                     or queue_offset >= self.ahead_from + self.ahead_count):
-                self.read_ahead(index, queue, end)
+                self.read_ahead(queue, end)
                 if self.ahead_count <= 0:       # the queue cannot read its entries now
                     self.stopped_cold = True
                     return False
@@ -405,7 +390,7 @@ cdef class Channel:
                 queue.step()
                 continue
             view.attempts = 1
-            self.register(subscription, index, queue_offset, entry.physical_offset, 1, delivery.mono_ms)
+            self.register(subscription, queue.queue_id, queue_offset, entry.physical_offset, 1, delivery.mono_ms)
             if queue.seen is None:
                 queue.cursor += 1
             else:
@@ -418,7 +403,8 @@ cdef class Channel:
         cdef Py_ssize_t i, turn = self.queue_turn, count = len(self.queues)
         cdef Py_ssize_t delivered = into.count, left = delivery.budget
         for i in range(count):
-            if not self.deliver_new(subscription, (turn + i) % count, full_count, into, delivery):
+            if not self.deliver_new(subscription, <ChannelQueue>self.queues[(turn + i) % count], full_count, into,
+                                    delivery):
                 break
         # Where what came back took the window or the bytes, it was no queue's turn.
         if count > 1 and (into.count > delivered or delivery.budget < left or self.stopped_cold):
@@ -433,7 +419,7 @@ cdef class Channel:
         entry.where = <uint64_t>physical_offset << 16
         entry.place = <uint64_t>queue_offset << 16 | <uint64_t>queue.queue_id
         self.deferred.add(now_ms, &entry)
-        return self.note(due_ms, entry.where, entry.place)
+        return self.note(&entry)
 
     cpdef Py_ssize_t deliver(self, Subscription subscription, int64_t now_ms, int64_t mono_ms,
                              Py_ssize_t max_messages, int64_t max_bytes, RecordBatch into) except -1:
@@ -478,17 +464,17 @@ cdef class Channel:
         The newest become unread again, so that they keep their order; what is in the way of that becomes ready.
         """
         cdef InFlight* entry
+        cdef MessageEntry back
         cdef ChannelQueue queue
         cdef Py_ssize_t i
         cdef Py_ssize_t unread_from = batch.count
         cdef int32_t slot
-        cdef uint64_t where, place
         while unread_from > first:
             slot = self.in_flight.find(batch.views[unread_from - 1].physical_offset)
             if slot < 0:
                 break
             entry = &self.in_flight.entries[slot]
-            queue = <ChannelQueue>self.queues[entry.queue]
+            queue = self.queue_of(entry.queue_id)
             if queue.seen is not None or entry.queue_offset != queue.cursor - 1 or entry.attempts != 1:
                 break
             queue.cursor -= 1
@@ -500,11 +486,9 @@ cdef class Channel:
                 continue
             entry = &self.in_flight.entries[slot]
             if i < unread_from:
-                queue = <ChannelQueue>self.queues[entry.queue]
-                where = <uint64_t>entry.physical_offset << 16 | <uint64_t>(entry.attempts - 1)
-                place = <uint64_t>entry.queue_offset << 16 | <uint64_t>queue.queue_id
-                self.ready.push(where, place)
-                self.note(0, where, place)      # a snapshot in parts may have come past its old place
+                back = waiting_entry(entry, 0)
+                back.where -= 1                 # this attempt does not count
+                self.make_ready(&back)          # and is noted: a snapshot in parts may have come past its old place
             if entry.attempts > 1:
                 self.redelivered_count -= 1
             self.in_flight.remove(&subscription.waiting, slot)
@@ -514,7 +498,7 @@ cdef class Channel:
         return 0
 
     def defer(self, int queue_id, int64_t queue_offset, int64_t physical_offset, int64_t due_ms, int64_t now_ms):
-        cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
+        cdef ChannelQueue queue = self.queue_of(queue_id)
         if queue_offset < max(queue.cursor, queue.queue.min_offset) or queue_offset >= queue.readable_end():
             return False
         if queue.seen is None:
@@ -553,7 +537,7 @@ cdef class Channel:
                 continue
             operation.result = SETTLE_OK
             if operation.kind == SETTLE_FINISH:
-                (<ChannelQueue>self.queues[entry.queue]).finished.add(entry.queue_offset)
+                (<ChannelQueue>self.queues[entry.queue_id]).finished.add(entry.queue_offset)
                 self.in_flight.remove(&subscription.waiting, slot)
                 subscription.finish_count += 1
                 self.finish_count += 1
@@ -565,18 +549,13 @@ cdef class Channel:
         return failed
 
     cdef int requeue(self, int32_t slot, Subscription subscription, int64_t delay_ms, int64_t now_ms) except -1:
-        cdef InFlight* in_flight = &self.in_flight.entries[slot]
-        cdef ChannelQueue queue = <ChannelQueue>self.queues[in_flight.queue]
-        cdef MessageEntry entry
-        entry.due_ms = now_ms + delay_ms if delay_ms > 0 else 0
-        entry.where = <uint64_t>in_flight.physical_offset << 16 | in_flight.attempts
-        entry.place = <uint64_t>in_flight.queue_offset << 16 | <uint64_t>queue.queue_id
+        cdef MessageEntry entry = waiting_entry(&self.in_flight.entries[slot], now_ms + delay_ms if delay_ms > 0 else 0)
         if delay_ms > 0:
             self.deferred.add(now_ms, &entry)
+            self.note(&entry)
         else:
-            self.ready.push(entry.where, entry.place)
+            self.make_ready(&entry)
         self.in_flight.remove(&subscription.waiting, slot)
-        self.note(entry.due_ms, entry.where, entry.place)
         self.requeue_count += 1
         subscription.requeue_count += 1
         return 0
@@ -587,17 +566,12 @@ cdef class Channel:
         """Make up to ``most`` overdue messages of one subscription ready again."""
         cdef Py_ssize_t moved = 0
         cdef int32_t slot = subscription.waiting.head
-        cdef InFlight* entry
-        cdef uint64_t where, place
+        cdef MessageEntry entry
         while slot >= 0 and moved < most:
-            entry = &self.in_flight.entries[slot]
-            if entry.deadline_ms > mono_ms:
+            if self.in_flight.entries[slot].deadline_ms > mono_ms:
                 break
-            where = <uint64_t>entry.physical_offset << 16 | entry.attempts
-            place = (<uint64_t>entry.queue_offset << 16
-                     | <uint64_t>(<ChannelQueue>self.queues[entry.queue]).queue_id)
-            self.ready.push(where, place)
-            self.note(0, where, place)
+            entry = waiting_entry(&self.in_flight.entries[slot], 0)
+            self.make_ready(&entry)
             self.in_flight.remove(&subscription.waiting, slot)
             slot = subscription.waiting.head
             moved += 1
@@ -653,7 +627,7 @@ cdef class Channel:
         cdef int64_t limit
         cdef int64_t dropped = 0
         cdef bint everything = True
-        cdef StateWriter waiting = StateWriter()
+        cdef StateWriter waiting = None
         for queue in self.queues:
             limit = max(queue.readable_end(), queue.cursor)
             if limits is not None:      # may name messages that are appended and not yet readable
@@ -663,7 +637,7 @@ cdef class Channel:
             queue.jump(queue.finished.floor)
             everything = everything and queue.seen is None
         if not everything:
-            self.write_waiting(waiting)
+            waiting = self.all_waiting()
         for subscription in self.subscriptions + self.orphans:
             subscription.waiting.head = subscription.waiting.tail = -1
             subscription.waiting.count = 0
@@ -672,11 +646,11 @@ cdef class Channel:
         self.ready.clear()
         self.deferred.clear()
         if not everything:
-            self.take_waiting(waiting.finish(), now_ms)
+            self.take_waiting(waiting, now_ms)
         return dropped
 
     def skip_range(self, int queue_id, int64_t start, int64_t end):
-        cdef ChannelQueue queue = <ChannelQueue>self.queues[self.find_queue(queue_id)]
+        cdef ChannelQueue queue = self.queue_of(queue_id)
         cdef int64_t skipped
         if end > queue.origin:
             queue.origin += end - max(start, queue.origin)
@@ -692,23 +666,17 @@ cdef class Channel:
             queue.seen.add_range(start, end)
         return skipped
 
-    cdef int take_waiting(self, bytes sections, int64_t now_ms) except -1:
-        """Take back the entries of write_waiting() that are not finished."""
-        cdef StateReader reader = StateReader(sections)
-        cdef MessageEntry entry
-        cdef uint32_t i, count
-        while reader.has_more():
-            reader.take_u8()
-            count = reader.take_u32()
-            for i in range(count):
-                memcpy(&entry, reader.take(sizeof(MessageEntry)), sizeof(MessageEntry))
-                if (<ChannelQueue>self.queues[self.find_queue(entry.place & 0xFFFF)]).finished.contains(
-                        entry.place >> 16):
-                    continue
+    cdef int take_waiting(self, StateWriter waiting, int64_t now_ms) except -1:
+        """Take back the entries of all_waiting() that are not finished."""
+        cdef MessageEntry* entry = <MessageEntry*>waiting.data
+        cdef MessageEntry* end = entry + waiting.entry_count()
+        while entry < end:
+            if not self.queue_of(entry.place & 0xFFFF).finished.contains(entry.place >> 16):
                 if entry.due_ms > 0:
-                    self.deferred.add(now_ms, &entry)
+                    self.deferred.add(now_ms, entry)
                 else:
                     self.ready.push(entry.where, entry.place)
+            entry += 1
         return 0
 
     def close(self):
@@ -731,43 +699,35 @@ cdef class Channel:
 
     # ---- state
 
-    cdef int write_waiting(self, StateWriter writer) except -1:
-        """Write everything that is deferred, ready again or in flight."""
-        self.deferred.write_all(writer)
-        self.write_ready(writer, self.ready.taken, self.ready.taken + self.ready.count)
-        return self.write_in_flight(writer)
-
-    cdef int write_ready(self, StateWriter writer, int64_t first, int64_t end) except -1:
-        """Write what is ready again, of the messages that ever were those from ``first`` on that are left."""
+    cdef StateWriter all_waiting(self):
+        """Return everything that is deferred, ready again or in flight: entries, no section."""
         cdef StateWriter entries = StateWriter()
-        cdef MessageEntry* entry
+        self.deferred.write_all(entries)
+        self.add_ready(entries, self.ready.taken, self.ready.taken + self.ready.count)
+        self.add_in_flight(entries)
+        return entries
+
+    cdef int add_ready(self, StateWriter entries, int64_t first, int64_t end) except -1:
+        """Append what is ready again, of the messages that ever were those from ``first`` on that are left."""
+        cdef MessageEntry entry
         cdef int64_t i
+        entry.due_ms = 0
         for i in range(max(first, self.ready.taken), end):
-            entry = <MessageEntry*>entries.reserve(sizeof(MessageEntry))
-            entry.due_ms = 0
             entry.where = self.ready.at(i - self.ready.taken).where
             entry.place = self.ready.at(i - self.ready.taken).place
-        writer.put_entries(<MessageEntry*>entries.data, entries.size // <Py_ssize_t>sizeof(MessageEntry))
+            entries.append(&entry, 1)
         return 0
 
-    cdef int write_in_flight(self, StateWriter writer) except -1:
-        """Write everything that is in flight."""
+    cdef int add_in_flight(self, StateWriter entries) except -1:
         cdef Subscription subscription
-        cdef StateWriter entries = StateWriter()
-        cdef MessageEntry* entry
-        cdef InFlight* in_flight
+        cdef MessageEntry entry
         cdef int32_t slot
         for subscription in self.subscriptions + self.orphans:
             slot = subscription.waiting.head
             while slot >= 0:
-                in_flight = &self.in_flight.entries[slot]
-                entry = <MessageEntry*>entries.reserve(sizeof(MessageEntry))
-                entry.due_ms = 0
-                entry.where = <uint64_t>in_flight.physical_offset << 16 | in_flight.attempts
-                entry.place = (<uint64_t>in_flight.queue_offset << 16
-                               | <uint64_t>(<ChannelQueue>self.queues[in_flight.queue]).queue_id)
-                slot = in_flight.next
-        writer.put_entries(<MessageEntry*>entries.data, entries.size // <Py_ssize_t>sizeof(MessageEntry))
+                entry = waiting_entry(&self.in_flight.entries[slot], 0)
+                entries.append(&entry, 1)
+                slot = self.in_flight.entries[slot].next
         return 0
 
     def take_changes(self):
@@ -781,9 +741,7 @@ cdef class Channel:
                 break
         else:
             return None
-        writer = StateWriter()
-        writer.put_u8(STATE_CHANGES)
-        writer.put_u8(STATE_VERSION)
+        writer = begin_state(STATE_CHANGES)
         for queue_id, end in self.cuts:
             writer.put_u8(SECTION_CUT)
             writer.put_u16(queue_id)
@@ -793,59 +751,46 @@ cdef class Channel:
             if queue.finished.has_changes():
                 write_position(writer, queue)
                 queue.finished.write_changes(writer, queue.queue_id)
-        writer.put_entries(<MessageEntry*>self.notes.data, self.notes.size // <Py_ssize_t>sizeof(MessageEntry))
+        writer.put_entries(self.notes)
         self.notes = StateWriter()
         return writer.finish()
 
-    def snapshot(self):
-        cdef StateWriter writer = self.begin_state()
-        self.write_waiting(writer)
-        return writer.finish()
-
     def snapshot_parts(self, Py_ssize_t entries=65_536):
-        cdef StateWriter writer = self.begin_state()
+        cdef ChannelQueue queue
+        cdef StateWriter writer = begin_state(STATE_SNAPSHOT)
+        cdef StateWriter waiting
         cdef int64_t at = self.ready.taken
         cdef int64_t end = at + self.ready.count
         cdef int64_t number = self.deferred.begin_save()
         cdef bint more = True
-        try:
-            while more:
-                at = max(at, self.ready.taken)      # what left meanwhile is in flight, or noted since
-                if at < end:
-                    self.write_ready(writer, at, min(at + entries, end))
-                    at += entries
-                if at >= end:
-                    more = self.deferred.save_some(writer, entries)
-                    if not more:
-                        self.write_in_flight(writer)
-                state = writer.finish()
-                writer = StateWriter()
-                writer.put_u8(STATE_SNAPSHOT)
-                writer.put_u8(STATE_VERSION)
-                yield state
-        finally:
-            self.deferred.end_save(number)
-
-    cdef StateWriter begin_state(self):
-        """Return a snapshot's beginning: positions and finished offsets."""
-        cdef ChannelQueue queue
-        cdef StateWriter writer = StateWriter()
-        writer.put_u8(STATE_SNAPSHOT)
-        writer.put_u8(STATE_VERSION)
         for queue in self.queues:
             write_position(writer, queue)
             queue.finished.write_all(writer, queue.queue_id)
-        return writer
+        try:
+            while more:
+                waiting = StateWriter()
+                at = max(at, self.ready.taken)      # what left meanwhile is in flight, or noted since
+                if at < end:
+                    self.add_ready(waiting, at, min(at + entries, end))
+                    at += entries
+                if at >= end:
+                    more = self.deferred.save_some(waiting, entries)
+                    if not more:
+                        self.add_in_flight(waiting)
+                writer.put_entries(waiting)
+                yield writer.finish()
+                writer = begin_state(STATE_SNAPSHOT)
+        finally:
+            self.deferred.end_save(number)
 
-    def restore(self, bytes snapshot, changes=(), *, int64_t now_ms=0):
+    def restore(self, states, *, int64_t now_ms=0):
         cdef RestoredState restored = RestoredState()
         if self.queues:
             raise ValueError("a channel is restored before its queues are added")
-        for state in ([snapshot] if snapshot is not None else []) + list(changes):
+        for state in states:
             try:
                 restored.apply(state)
             except ValueError as exc:
-                restored.damaged += 1
                 logger.warning("channel state damaged topic=%s channel=%s error=%s effect=%s", self.topic_name,
                                self.name, exc, "messages it recorded as finished may be delivered again")
         restored.part_by_queue()
@@ -903,25 +848,17 @@ cdef class Channel:
 
     cdef int redeliver_unknown(self) except -1:
         """Let the cursors go back for messages whose deferral was lost with a spill file."""
-        cdef StateWriter writer = StateWriter()
-        cdef StateReader reader
+        cdef StateWriter waiting = self.all_waiting()
+        cdef MessageEntry* entries = <MessageEntry*>waiting.data
         cdef ChannelQueue queue
-        cdef MessageEntry entry
-        cdef uint32_t i, count
+        cdef Py_ssize_t i
         logger.warning("deferred messages become ready at once topic=%s channel=%s messages=%d", self.topic_name,
                        self.name, self.deferred.lost_spills - self.lost_spills)
         self.lost_spills = self.deferred.lost_spills
         for queue in self.queues:
             queue.seen = queue.finished.copy()
-        self.write_waiting(writer)
-        reader = StateReader(writer.finish())
-        while reader.has_more():
-            reader.take_u8()
-            count = reader.take_u32()
-            for i in range(count):
-                memcpy(&entry, reader.take(sizeof(MessageEntry)), sizeof(MessageEntry))
-                queue = <ChannelQueue>self.queues[self.find_queue(entry.place & 0xFFFF)]
-                queue.seen.add(entry.place >> 16)
+        for i in range(waiting.entry_count()):
+            self.queue_of(entries[i].place & 0xFFFF).seen.add(entries[i].place >> 16)
         for queue in self.queues:
             queue.cursor = queue.seen.floor
             if queue.seen.ahead == 0:
@@ -944,6 +881,22 @@ cdef class Channel:
             self.ahead_queue = -1
         self.ahead_idle = True
         return 0
+
+
+cdef inline MessageEntry waiting_entry(const InFlight* in_flight, int64_t due_ms) noexcept:
+    """Return a message that was delivered as it waits until ``due_ms`` (0: ready)."""
+    cdef MessageEntry entry
+    entry.due_ms = due_ms
+    entry.where = <uint64_t>in_flight.physical_offset << 16 | in_flight.attempts
+    entry.place = <uint64_t>in_flight.queue_offset << 16 | in_flight.queue_id
+    return entry
+
+
+cdef StateWriter begin_state(uint8_t kind):
+    cdef StateWriter writer = StateWriter()
+    writer.put_u8(kind)
+    writer.put_u8(STATE_VERSION)
+    return writer
 
 
 cdef int write_position(StateWriter writer, ChannelQueue queue) except -1:

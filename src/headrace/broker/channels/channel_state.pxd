@@ -27,7 +27,9 @@ cdef class StateWriter:
     cdef int put_u16(self, uint16_t value) except -1
     cdef int put_u32(self, uint32_t value) except -1
     cdef int put_i64(self, int64_t value) except -1
-    cdef int put_entries(self, const MessageEntry* entries, Py_ssize_t count) except -1
+    cdef int put_entries(self, StateWriter entries) except -1
+    cdef int append(self, const MessageEntry* entries, Py_ssize_t count) except -1
+    cdef Py_ssize_t entry_count(self) noexcept
     cdef bytes finish(self)
 
 cdef class StateReader:

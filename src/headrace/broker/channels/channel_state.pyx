@@ -47,13 +47,22 @@ cdef class StateWriter:
         memcpy(self.reserve(8), &value, 8)
         return 0
 
-    cdef int put_entries(self, const MessageEntry* entries, Py_ssize_t count) except -1:
+    cdef int put_entries(self, StateWriter entries) except -1:
+        """Write the section that has the entries of another buffer, which holds nothing else; none without any."""
+        if entries.size:
+            self.put_u8(SECTION_ENTRIES)
+            self.put_u32(<uint32_t>entries.entry_count())
+            memcpy(self.reserve(entries.size), entries.data, entries.size)
+        return 0
+
+    cdef int append(self, const MessageEntry* entries, Py_ssize_t count) except -1:
         if count == 0:
             return 0
-        self.put_u8(SECTION_ENTRIES)
-        self.put_u32(<uint32_t>count)
         memcpy(self.reserve(count * sizeof(MessageEntry)), entries, count * sizeof(MessageEntry))
         return 0
+
+    cdef Py_ssize_t entry_count(self) noexcept:
+        return self.size // <Py_ssize_t>sizeof(MessageEntry)
 
     cdef bytes finish(self):
         return PyBytes_FromStringAndSize(<char*>self.data, self.size)

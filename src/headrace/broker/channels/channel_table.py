@@ -13,7 +13,6 @@ from typing import Final, Protocol
 from headrace.broker.catalog import ChannelEntry
 from headrace.broker.channels import spill
 from headrace.broker.channels.channel import Channel, Subscription
-from headrace.broker.channels.journal import ChannelHistory
 from headrace.broker.channels.journal_writer import JournalWriter
 from headrace.broker.channels.timers import ChannelTimers
 from headrace.broker.core import Core
@@ -103,10 +102,7 @@ class ChannelTable:
     def revive(self, topic: Topic, name: str, entry: ChannelEntry) -> None:
         """Make a channel of the catalog, with what the journal knows of it."""
         channel = self._new(topic, name, entry.key, ephemeral=False)
-        history = self._states.take_history(entry.key)
-        if history is None:
-            history = ChannelHistory()  # it never had anything to note
-        channel.restore(history.snapshot, history.changes, now_ms=self._core.clock.now_ms())
+        channel.restore(self._states.take_history(entry.key), now_ms=self._core.clock.now_ms())
         channel.paused = entry.paused
         for queue, start in zip(topic.queues, entry.start, strict=True):
             dropped = channel.add_queue(queue, min(start, queue.next_offset))

@@ -52,7 +52,6 @@ cdef class DeferredSet:
     cdef int advance(self, int64_t now_ms, Py_ssize_t most) except -1
     cdef int _open(self, int level) except -1
     cdef Py_ssize_t _move(self, Bucket bucket, Py_ssize_t most) except -1
-    cdef int _carry(self, const MessageEntry* entry) except -1
     cdef void _free_first(self, Bucket bucket) noexcept
     cdef bint pop_due(self, int64_t now_ms, MessageEntry* into) except -1
     cdef int64_t next_due_ms(self) noexcept

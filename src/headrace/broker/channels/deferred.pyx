@@ -183,7 +183,7 @@ cdef class DeferredSet:
             if self.heap[parent].due_ms <= entry.due_ms:
                 break
             if parent < self.unsaved_heap <= at:
-                self._carry(&self.heap[parent])
+                self.carried.append(&self.heap[parent], 1)
             self.heap[at] = self.heap[parent]
             at = parent
         self.heap[at] = entry[0]
@@ -252,7 +252,7 @@ cdef class DeferredSet:
             while chunk.count and moved < most:
                 self._place(&chunk.entries[chunk.count - 1])
                 if bucket.unsaved:
-                    self._carry(&chunk.entries[chunk.count - 1])
+                    self.carried.append(&chunk.entries[chunk.count - 1], 1)
                 chunk.count -= 1
                 bucket.count -= 1
                 moved += 1
@@ -274,15 +274,11 @@ cdef class DeferredSet:
                 memcpy(&entry, PyBytes_AS_STRING(block) + i * sizeof(MessageEntry), sizeof(MessageEntry))
                 self._place(&entry)
                 if bucket.unsaved:
-                    self._carry(&entry)
+                    self.carried.append(&entry, 1)
             self.spilled -= count
             self.in_memory += count
             moved += count
         return moved + 1
-
-    cdef int _carry(self, const MessageEntry* entry) except -1:
-        memcpy(self.carried.reserve(sizeof(MessageEntry)), entry, sizeof(MessageEntry))
-        return 0
 
     cdef bint pop_due(self, int64_t now_ms, MessageEntry* into) except -1:
         """Take the earliest entry if it is due."""
@@ -290,7 +286,7 @@ cdef class DeferredSet:
             return False
         into[0] = self.heap[0]
         if self.unsaved_heap:
-            self._carry(into)
+            self.carried.append(into, 1)
         self._pop_heap()
         self.unsaved_heap = min(self.unsaved_heap, self.heap_count)
         self.count -= 1
@@ -315,20 +311,20 @@ cdef class DeferredSet:
     # ---- the whole
 
     cdef int write_all(self, StateWriter writer) except -1:
-        """Write every entry, those in files included."""
+        """Append every entry, those in files included."""
         cdef Bucket bucket
         cdef Chunk* chunk
         cdef bytes block
-        writer.put_entries(self.heap, self.heap_count)
+        writer.append(self.heap, self.heap_count)
         for bucket in self._buckets():
             chunk = bucket.chunks
             while chunk != NULL:
-                writer.put_entries(chunk.entries, chunk.count)
+                writer.append(chunk.entries, chunk.count)
                 chunk = chunk.next
             if bucket.spilled is not None:
                 for block in bucket.spilled.peek_blocks():
-                    writer.put_entries(<MessageEntry*>PyBytes_AS_STRING(block),
-                                       len(block) // <Py_ssize_t>sizeof(MessageEntry))
+                    writer.append(<MessageEntry*>PyBytes_AS_STRING(block),
+                                  len(block) // <Py_ssize_t>sizeof(MessageEntry))
         return 0
 
     cdef int64_t begin_save(self) except -1:
@@ -366,14 +362,14 @@ cdef class DeferredSet:
         return self.unsaved_heap > 0 or len(self.unsaved) > 0
 
     cdef bint save_some(self, StateWriter writer, Py_ssize_t most) except -1:
-        """Write about ``most`` more entries; False when there are no more."""
+        """Append about ``most`` more entries; False when there are no more."""
         cdef Bucket bucket
         cdef bytes block
         cdef Py_ssize_t written = min(self.unsaved_heap, most)
-        writer.put_entries(<MessageEntry*>self.carried.data, self.carried.size // <Py_ssize_t>sizeof(MessageEntry))
+        writer.append(<MessageEntry*>self.carried.data, self.carried.entry_count())
         self.carried = StateWriter()
         self.unsaved_heap -= written        # from its end: what comes forward in the heap stays among those to write
-        writer.put_entries(self.heap + self.unsaved_heap, written)
+        writer.append(self.heap + self.unsaved_heap, written)
         if self.unsaved_heap:
             return True
         while self.unsaved:
@@ -382,7 +378,7 @@ cdef class DeferredSet:
                 if written >= most:
                     return True
                 if bucket.save_at != NULL:
-                    writer.put_entries(bucket.save_at.entries, bucket.save_at.count)
+                    writer.append(bucket.save_at.entries, bucket.save_at.count)
                     written += bucket.save_at.count
                     bucket.save_at = bucket.save_at.next
                     continue
@@ -391,8 +387,8 @@ cdef class DeferredSet:
                         bucket.save_blocks = bucket.spilled.peek_blocks()
                     block = next(bucket.save_blocks, None)
                     if block is not None:
-                        writer.put_entries(<MessageEntry*>PyBytes_AS_STRING(block),
-                                           len(block) // <Py_ssize_t>sizeof(MessageEntry))
+                        writer.append(<MessageEntry*>PyBytes_AS_STRING(block),
+                                      len(block) // <Py_ssize_t>sizeof(MessageEntry))
                         written += len(block) // <Py_ssize_t>sizeof(MessageEntry)
                         continue
                 bucket.unsaved = False
@@ -435,8 +431,7 @@ cdef class DeferredSet:
         writer = StateWriter.__new__(StateWriter)
         chunk = fullest.chunks
         while chunk != NULL and count < SPILL_ENTRIES:
-            memcpy(writer.reserve(chunk.count * sizeof(MessageEntry)), chunk.entries,
-                   chunk.count * sizeof(MessageEntry))
+            writer.append(chunk.entries, chunk.count)
             count += chunk.count
             chunk = chunk.next
         try:

@@ -11,7 +11,7 @@ cdef struct InFlight:
     int32_t previous            # neighbours in the owner's deadline list, or -1; next is also the free list's link
     int32_t next
     uint16_t attempts           # this delivery included
-    uint16_t queue              # index of the queue in the channel
+    uint16_t queue_id
 
 cdef struct DeadlineList:       # one per Subscription, ordered by deadline
     int32_t head

@@ -56,33 +56,8 @@ MIN_COMPACTION_BYTES = 4 << 20
 WRITE_BYTES = 1 << 20
 
 
-@dataclass(slots=True)
-class ChannelHistory:
-    """What the journal has of one channel: give both to Channel.restore()."""
-
-    snapshot: bytes | None = None
-    changes: list[bytes] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class LoadedHistory:
-    """What load() found."""
-
-    channels: dict[bytes, ChannelHistory] = field(default_factory=dict)
-    torn_bytes: int = 0
-    """Bytes cut off the end of a journal whose last write did not complete."""
-    damaged_ranges: int = 0
-    """Ranges in the middle of files that were skipped."""
-    lacks_beginning: bool = False
-    """Whether there is neither a snapshot nor the first journal: what channels had finished before is forgotten."""
-
-    def add(self, key: bytes, state: bytes, *, is_snapshot: bool = False) -> None:
-        """Append one state; of a snapshot in parts the later parts count as changes."""
-        history = self.channels.setdefault(key, ChannelHistory())
-        if is_snapshot and history.snapshot is None:
-            history.snapshot = state
-        else:
-            history.changes.append(state)
+Histories = dict[bytes, list[bytes]]
+"""What the journal has of each channel, by its key: the states that Channel.restore() takes, in order."""
 
 
 @dataclass(slots=True)
@@ -184,7 +159,8 @@ def find_journals(directory: Path) -> list[tuple[int, Path]]:
 def lacks_beginning(directory: Path) -> bool:
     """Whether there is neither a snapshot nor the first journal, which stays until there is one.
 
-    The journals first: a living broker puts the snapshot in place before it removes them.
+    Then what channels had finished before is forgotten. The journals first: a living broker puts the snapshot in place
+    before it removes them.
     """
     return all(generation > 1 for generation, _ in find_journals(directory)) and not (directory / "snapshot").exists()
 
@@ -208,6 +184,19 @@ def _find_record(content: bytes, position: int) -> int:
             return position
         position += 1
     return -1
+
+
+def _report(path: Path, scan: HistoryScan) -> None:
+    """Log what is wrong with a journal."""
+    for start, end in scan.damaged:
+        logger.warning(
+            "channel journal damaged path=%s position=%d bytes=%d effect=%s",
+            path, start, end - start, "skipped; messages may be delivered again",
+        )  # fmt: skip
+    if scan.torn_bytes:
+        logger.info("channel journal cut path=%s position=%d torn_bytes=%d", path, scan.end, scan.torn_bytes)
+    if scan.generation < 0 and (scan.records or scan.torn_bytes):
+        logger.warning("channel journal header damaged path=%s position=0", path)
 
 
 def _as_os_error(error: OSError | MemoryError) -> OSError:
@@ -241,19 +230,10 @@ class ChannelJournal:
         self._disk = threading.Lock()
 
     @property
-    def generation(self) -> int:
-        """The generation of the journal that is being written."""
-        return self._generation
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of what has been written since the last snapshot."""
-        return self._size_before + self._end
-
-    @property
     def needs_compaction(self) -> bool:
         """Whether the journal is large enough, or in a bad enough state, for a new snapshot."""
-        return self._incomplete or self.size_bytes > max(MIN_COMPACTION_BYTES, 2 * self._snapshot_bytes)
+        most_bytes = max(MIN_COMPACTION_BYTES, 2 * self._snapshot_bytes)
+        return self._incomplete or self._size_before + self._end > most_bytes
 
     @property
     def is_whole(self) -> bool:
@@ -262,7 +242,7 @@ class ChannelJournal:
 
     # ---- start
 
-    def load(self) -> LoadedHistory:
+    def load(self) -> Histories:
         """Read everything back and open the journal for writing. Call it once.
 
         Raises:
@@ -272,67 +252,50 @@ class ChannelJournal:
         self._directory.mkdir(parents=True, exist_ok=True)
         for unfinished in self._directory.glob("*.tmp"):
             unfinished.unlink()
-        loaded = LoadedHistory()
-        snapshot_generation = self._load_snapshot(loaded)
+        histories: Histories = {}
+        snapshot_generation = self._load_snapshot(histories)
         newest: HistoryScan | None = None
-        loaded.lacks_beginning = lacks_beginning(self._directory)
         for generation, path in find_journals(self._directory):
             if generation < snapshot_generation:
                 path.unlink()
                 continue
             newest = scan_history(path, KIND_JOURNAL)
-            self._report(loaded, path, newest)
+            _report(path, newest)
             self._size_before += newest.end
             self._generation = generation
             for key, flags, payload in newest.records:
                 if flags == FLAG_FORGOTTEN:
-                    loaded.channels.pop(key, None)
+                    histories.pop(key, None)
                 else:
-                    loaded.add(key, payload)
+                    histories.setdefault(key, []).append(payload)
         if newest is None or newest.generation != self._generation:
             self._generation = max(self._generation + (newest is not None), snapshot_generation, 1)
             self._open_journal(0)
         else:
             self._size_before -= newest.end
             self._open_journal(newest.end)
-        return loaded
+        return histories
 
-    def _load_snapshot(self, loaded: LoadedHistory) -> int:
+    def _load_snapshot(self, histories: Histories) -> int:
         """Read the snapshot, or where it is damaged what the one before has; return its generation."""
         if not self._snapshot_path.exists():
             return 0
         scan = scan_history(self._snapshot_path, KIND_SNAPSHOT)
+        records = scan.records
         self._snapshot_bytes = scan.end
         if not scan.is_whole_snapshot:
-            loaded.damaged_ranges += max(len(scan.damaged), 1)
             logger.warning(
                 "channel snapshot damaged path=%s positions=%s channels_read=%d effect=%s",
                 self._snapshot_path, scan.damaged or [(scan.end, scan.end + scan.torn_bytes)], len(scan.records),
                 "what is missing is taken from the snapshot before; messages may be delivered again",
             )  # fmt: skip
             if self._previous_path.exists():
-                for key, flags, payload in scan_history(self._previous_path, KIND_SNAPSHOT).records:
-                    if flags == 0:
-                        loaded.add(key, payload, is_snapshot=True)
+                records = scan_history(self._previous_path, KIND_SNAPSHOT).records + records
             self._incomplete = True
-        for key, flags, payload in scan.records:
+        for key, flags, payload in records:
             if flags == 0:
-                loaded.add(key, payload, is_snapshot=True)
+                histories.setdefault(key, []).append(payload)
         return max(scan.generation, 0)
-
-    def _report(self, loaded: LoadedHistory, path: Path, scan: HistoryScan) -> None:
-        """Count and log what is wrong with a journal."""
-        for start, end in scan.damaged:
-            logger.warning(
-                "channel journal damaged path=%s position=%d bytes=%d effect=%s",
-                path, start, end - start, "skipped; messages may be delivered again",
-            )  # fmt: skip
-        if scan.torn_bytes:
-            logger.info("channel journal cut path=%s position=%d torn_bytes=%d", path, scan.end, scan.torn_bytes)
-        if scan.generation < 0 and (scan.records or scan.torn_bytes):
-            logger.warning("channel journal header damaged path=%s position=0", path)
-        loaded.damaged_ranges += len(scan.damaged) + (scan.generation < 0 and bool(scan.records))
-        loaded.torn_bytes += scan.torn_bytes
 
     def _open_journal(self, end: int) -> None:
         """Open the journal of the current generation and cut it to ``end`` bytes; 0 makes a new one."""
@@ -367,16 +330,13 @@ class ChannelJournal:
 
     # ---- write
 
-    def write(self, blocks: Iterable[tuple[bytes, bytes]]) -> int:
+    def write(self, blocks: Iterable[tuple[bytes, bytes]]) -> None:
         """Append (channel key, changes) records; they are safe once a later ``sync`` has returned.
-
-        Returns:
-            How many bytes were written.
 
         Raises:
             SideFileError: the disk refused. The changes are not kept: ``needs_compaction`` is True from now on.
         """
-        return self._append(encode_record(key, payload) for key, payload in blocks)
+        self._append(encode_record(key, payload) for key, payload in blocks)
 
     def forget(self, key: bytes) -> None:
         """Record that a channel was deleted."""
@@ -406,7 +366,7 @@ class ChannelJournal:
         """Have a snapshot made soon: changes are missing."""
         self._incomplete, self._serves_snapshot = True, False
 
-    def _append(self, records: Iterable[bytes]) -> int:
+    def _append(self, records: Iterable[bytes]) -> None:
         at = self._end
         try:
             data = memoryview(b"".join(records))
@@ -425,8 +385,7 @@ class ChannelJournal:
             ) from error  # fmt: skip
         finally:
             self._is_unsynced = True  # only now: a sync that runs meanwhile may have missed what was written
-        added, self._end = at - self._end, at
-        return added
+        self._end = at
 
     def sync(self) -> None:
         """Wait until everything written before the call is on disk; a disk is left alone that has it already.
@@ -583,18 +542,16 @@ class ChannelJournal:
             f"{remedy_for(exc)}; the snapshot before and the journals stay in use",
         )
 
-    def compact(self, blocks: Iterable[tuple[bytes, bytes]], *, is_last: bool = False) -> None:
-        """begin_compaction() and finish_compaction() in one; for start, exit and tests.
+    def compact(self, blocks: Iterable[tuple[bytes, bytes]]) -> None:
+        """begin_compaction() and finish_compaction() in one, for the end.
 
-        Args:
-            is_last: No try follows, so that a file of its own is not one for each: nothing that was noted behind a
-                snapshot that was refused is read above this one.
+        No try follows, so it gets a journal of its own: nothing that was noted behind a snapshot that was refused is
+        read above this one.
 
         Raises:
             SideFileError: nothing was replaced; the old snapshot and all journals stay and count.
         """
-        if is_last:
-            self._serves_snapshot = False
+        self._serves_snapshot = False
         self.begin_compaction()
         self.finish_compaction(blocks)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.broker.channels.channel import Channel
-from headrace.broker.channels.journal import ChannelHistory, ChannelJournal
+from headrace.broker.channels.journal import ChannelJournal, lacks_beginning
 from headrace.clock import Clock
 from headrace.errors import NoMemoryError, StoreError
 from headrace.log_pace import Trouble
@@ -63,9 +63,8 @@ class JournalWriter:
         self._clock = clock
         self._interval_ms = interval_ms
         self._journal = ChannelJournal(directory)
-        loaded = self._journal.load()
-        self.lacks_beginning = loaded.lacks_beginning
-        self._histories = loaded.channels
+        self.lacks_beginning = lacks_beginning(directory)
+        self._histories = self._journal.load()
         self._changed: dict[Channel, None] = {}  # whose changes are still to be written, longest first
         self._due = 0  # of them, those that the interval's write has to come to
         self._next_ms = 0
@@ -73,9 +72,9 @@ class JournalWriter:
         self._job: Future[None] | None = None
         self._compaction: Iterator[tuple[bytes, bytes]] | None = None
 
-    def take_history(self, key: int) -> ChannelHistory | None:
-        """Return what was recorded of a channel before this start, and forget it."""
-        return self._histories.pop(journal_key(key), None)
+    def take_history(self, key: int) -> list[bytes]:
+        """Return the states that were recorded of a channel before this start, and forget them."""
+        return self._histories.pop(journal_key(key), [])
 
     def drop_histories(self) -> None:
         """Forget what was recorded of channels that no longer exist."""
@@ -221,7 +220,7 @@ class JournalWriter:
         Raises:
             StoreError: it could not be written; the old journal counts.
         """
-        self._journal.compact(self._snapshot_blocks(), is_last=True)
+        self._journal.compact(self._snapshot_blocks())
 
     def close(self) -> None:
         """Close the journal. What cannot be synced at the end is logged: the broker stops all the same."""

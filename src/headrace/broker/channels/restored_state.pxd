@@ -17,7 +17,6 @@ cdef class RestoredState:
     cdef int64_t left                   # entries of queues that are still to come
     cdef int64_t now_ms
     cdef bint was_cut                   # a state took back what those before it say
-    cdef readonly int damaged           # states that could not be read to their end
     cdef int apply(self, bytes state) except -1
     cdef int apply_sections(self, StateReader reader) except -1
     cdef int apply_entries(self, StateReader reader) except -1

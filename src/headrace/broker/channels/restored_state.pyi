@@ -1,8 +1,2 @@
 class RestoredState:
-    """What a journal says of one channel; ``Channel.restore`` makes one, ``Channel.add_queue`` takes from it.
-
-    Attributes:
-        damaged: States that could not be read to their end.
-    """
-
-    damaged: int
+    """What a journal says of one channel; ``Channel.restore`` makes one, ``Channel.add_queue`` takes from it."""

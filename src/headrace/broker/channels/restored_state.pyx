@@ -80,7 +80,7 @@ cdef class RestoredState:
             memcpy(&entry, reader.take(sizeof(MessageEntry)), sizeof(MessageEntry))
             known = self.by_offset.find(<int64_t>(entry.where >> 16))
             if known < 0:
-                known = self.entries.size // <Py_ssize_t>sizeof(MessageEntry)
+                known = self.entries.entry_count()
                 self.by_offset.put(<int64_t>(entry.where >> 16), known)
                 self.entries.reserve(sizeof(MessageEntry))
             (<MessageEntry*>self.entries.data)[known] = entry
@@ -90,7 +90,7 @@ cdef class RestoredState:
         """Forget the entries of one queue at or above ``end``."""
         cdef MessageEntry* entries = <MessageEntry*>self.entries.data
         cdef Py_ssize_t i
-        for i in range(self.entries.size // <Py_ssize_t>sizeof(MessageEntry)):
+        for i in range(self.entries.entry_count()):
             if entries[i].place & 0xFFFF == queue_id and entries[i].place >> 16 >= end:
                 entries[i].due_ms = DEAD_MS
         return 0
@@ -101,7 +101,7 @@ cdef class RestoredState:
         cdef MessageEntry* parted
         cdef StateWriter writer
         cdef int64_t i, queue_id, at = 0
-        self.left = self.entries.size // <Py_ssize_t>sizeof(MessageEntry)
+        self.left = self.entries.entry_count()
         self.by_offset.clear()
         if self.left == 0:
             return 0

@@ -23,7 +23,7 @@ from headrace.broker.channels.journal import (
     KIND_JOURNAL,
     KIND_SNAPSHOT,
     PREVIOUS_SNAPSHOT,
-    ChannelHistory,
+    Histories,
     HistoryScan,
     find_journals,
     lacks_beginning,
@@ -163,7 +163,7 @@ def read_journal(directory: Path) -> JournalView:
         SideFileError: a file cannot be read.
     """
     view = JournalView()
-    histories: dict[bytes, ChannelHistory] = {}
+    histories: Histories = {}
     generation = _read_snapshot(directory, view, histories)
     for number, path in find_journals(directory):
         if number < generation:
@@ -177,10 +177,10 @@ def read_journal(directory: Path) -> JournalView:
             if flags == FLAG_FORGOTTEN:
                 histories.pop(key, None)
             else:
-                histories.setdefault(key, ChannelHistory()).changes.append(payload)
-    for key, history in histories.items():
+                histories.setdefault(key, []).append(payload)
+    for key, states in histories.items():
         channel = view.channels[key] = StoredChannel()
-        for state in ([history.snapshot] if history.snapshot is not None else []) + history.changes:
+        for state in states:
             try:
                 channel.apply(state)
             except ValueError as error:
@@ -188,7 +188,7 @@ def read_journal(directory: Path) -> JournalView:
     return view
 
 
-def _read_snapshot(directory: Path, view: JournalView, histories: dict[bytes, ChannelHistory]) -> int:
+def _read_snapshot(directory: Path, view: JournalView, histories: Histories) -> int:
     scan = _scan(directory / "snapshot", KIND_SNAPSHOT, view)
     if scan is None:
         return 0
@@ -200,7 +200,7 @@ def _read_snapshot(directory: Path, view: JournalView, histories: dict[bytes, Ch
         scans = [beneath, scan] if beneath is not None else scans
     for key, flags, payload in (record for each in scans for record in each.records):
         if flags == 0:
-            histories.setdefault(key, ChannelHistory()).changes.append(payload)
+            histories.setdefault(key, []).append(payload)
     return max(scan.generation, 0)
 
 

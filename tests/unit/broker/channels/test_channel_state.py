@@ -124,14 +124,14 @@ def test_pages_survive(as_snapshot: bool) -> None:
         state = bench.channel.take_changes()
         assert state is not None
         changes.append(state)
-    snapshot = bench.channel.snapshot()
+    (snapshot,) = bench.channel.snapshot_parts()
     assert ("full", 0, 1) in decode_state(snapshot)
     assert sum(map(len, changes)) < 3 * 4 * 5_200
     if as_snapshot:
-        bench.restart(snapshot, [])
+        bench.restart([snapshot])
         expected_attempts = 2  # it was in flight when the snapshot was taken
     else:
-        bench.restart(None, changes)
+        bench.restart(changes)
         expected_attempts = 1
     assert bench.channel.depth == count - len(done)
     sub = bench.subscribe(count)
@@ -158,7 +158,7 @@ def test_a_skipped_range_survives() -> None:
     assert [section[:3] for section in decode_state(changes) if section[0] == "full"] == [
         ("full", 0, 1), ("full", 0, 2),
     ]  # fmt: skip
-    bench.restart(None, [changes])
+    bench.restart([changes])
     assert bench.offsets(bench.subscribe(20)) == [*range(10), count - 1]
 
 
@@ -174,7 +174,7 @@ def test_crash_makes_unrecorded_messages_deliverable_again() -> None:
     state = bench.channel.take_changes()
     assert state is not None
     bench.finish(sub, ids[0], ids[4])  # not written any more
-    bench.restart(None, [state])
+    bench.restart([state])
     assert (bench.channel.depth, bench.channel.deferred_count, bench.channel.message_count) == (4, 1, 0)
     assert bench.channel.position(0) == (0, 0)
     sub = bench.subscribe(10)
@@ -192,7 +192,7 @@ def test_graceful_exit_keeps_attempts_of_what_is_in_flight(is_gone: bool) -> Non
     bench.take(sub)
     if is_gone:
         bench.channel.unsubscribe(sub)
-    bench.restart(bench.channel.snapshot(), [])
+    bench.restart(list(bench.channel.snapshot_parts()))
     assert bench.finish(bench.subscribe(), 1) == [NOT_IN_FLIGHT]
     assert [(offset, attempts) for _, offset, attempts in bench.take(bench.subscribe(2))] == [(0, 2), (1, 2)]
 
@@ -205,10 +205,10 @@ def test_states_may_be_applied_twice() -> None:
     bench.take(sub)
     bench.requeue(sub, ids[0], 700)
     bench.finish(sub, ids[2])
-    snapshot = bench.channel.snapshot()
+    (snapshot,) = bench.channel.snapshot_parts()
     changes = bench.channel.take_changes()
     assert changes is not None
-    bench.restart(snapshot, [changes, changes])
+    bench.restart([snapshot, changes, changes])
     assert (bench.channel.depth, bench.channel.deferred_count) == (3, 1)
 
 
@@ -223,14 +223,14 @@ def test_positions_beyond_the_end_are_dropped_for_good() -> None:
     state = bench.channel.take_changes()
     assert state is not None
     bench.queues[0].pretend_end(4)
-    bench.restart(None, [state])
+    bench.restart([state])
     assert bench.clamped == [4]  # 4, 5, 8 finished, 7 deferred
     assert bench.channel.position(0) == (4, 4)
     cut = bench.channel.take_changes()
     assert cut is not None
     assert decode_state(cut)[0] == ("cut", 0, 4)
     bench.queues[0].pretend_end(10)  # the queue grows again
-    bench.restart(None, [state, cut])
+    bench.restart([state, cut])
     assert bench.clamped == [0]
     assert bench.channel.depth == 6
     assert bench.offsets(bench.subscribe(10)) == [4, 5, 6, 7, 8, 9]
@@ -246,7 +246,7 @@ def test_start_offset_above_the_state_wins() -> None:
     bench.requeue(sub, ids[3], 1_000)
     state = bench.channel.take_changes()
     assert state is not None
-    bench.channel = bench.new_channel(None, [state], start_offset=8)
+    bench.channel = bench.new_channel([state], start_offset=8)
     assert (bench.channel.depth, bench.channel.deferred_count) == (2, 0)
 
 
@@ -262,9 +262,8 @@ def test_damaged_state_leads_to_redelivery(caplog: pytest.LogCaptureFixture) -> 
     assert good is not None
     assert bad is not None
     with caplog.at_level(logging.WARNING):
-        bench.restart(None, [good, bad[:-3], b"", b"\1\x09"])
-    assert bench.channel.restored_damaged_count == 3
-    assert "channel state damaged topic=t channel=c" in caplog.text
+        bench.restart([good, bad[:-3], b"", b"\1\x09"])
+    assert caplog.text.count("channel state damaged topic=t channel=c") == 3
     assert bench.channel.position(0)[0] == 2
     assert bench.channel.depth == 2
 
@@ -289,11 +288,11 @@ def test_spilled_deferrals_are_in_the_snapshot_and_come_back(tmp_path) -> None:
         bench.requeue(sub, message_id, 60_000 + i)
     assert list((tmp_path / "spill").iterdir())
     assert bench.channel.deferred_count == 100
-    snapshot = bench.channel.snapshot()
+    (snapshot,) = bench.channel.snapshot_parts()
     assert sum(section[0] == "entry" for section in decode_state(snapshot)) == 100
     bench.advance(60_050)
     assert bench.channel.depth == 51
-    bench.restart(snapshot, [])
+    bench.restart([snapshot])
     bench.advance(60_000)
     assert sorted(bench.offsets(bench.subscribe(200))) == list(range(100))
     bench.channel.close()
@@ -330,7 +329,7 @@ def test_snapshot_in_parts_while_time_passes(tmp_path, seed: int) -> None:
         if state is not None:
             changes.append(state)
     assert len(parts) > 5
-    bench.restart(parts[0], parts[1:] + changes)
+    bench.restart(parts + changes)
     assert bench.channel.depth + bench.channel.deferred_count == 2_000 - len(finished)
     sub = bench.subscribe(3_000, msg_timeout_ms=10**10)
     taken: set[int] = set()
@@ -377,7 +376,7 @@ def test_snapshot_in_parts_of_what_is_ready_or_due_soon(seed: int) -> None:
             changes.append(state)
     assert len(parts) > 20
     assert max(sizes[:-1]) < 80 * 24
-    bench.restart(parts[0], parts[1:] + changes)
+    bench.restart(parts + changes)
     sub = bench.subscribe(600, msg_timeout_ms=10**9)
     taken = set()
     while bench.channel.depth + bench.channel.deferred_count:
