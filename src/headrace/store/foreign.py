@@ -15,7 +15,6 @@ Ref: docs/running.md, "From RocketMQ and back".
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -40,6 +39,7 @@ from headrace.format.lock_file import LockHeldError, lock_folder
 from headrace.format.names import SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES
 from headrace.format.side_file import FORMAT_VERSION, naming, sync_folder, write_side_file
+from headrace.format.sparse import written_ranges
 from headrace.store.consume_queue import count_sound
 from headrace.store.directory import StoreDirectory, queue_folders
 from headrace.store.reader import StoredQueue
@@ -243,7 +243,7 @@ def _segments(commit_log: Path, files: list[Path]) -> tuple[list[Path], int]:
 
 def _is_unwritten(path: Path) -> bool:
     with path.open("rb") as file:
-        for start, end in _written_ranges(file.fileno(), os.fstat(file.fileno()).st_size):
+        for start, end in written_ranges(file.fileno(), 0, os.fstat(file.fileno()).st_size):
             for at in range(start, end, _CHUNK_BYTES):
                 part = os.pread(file.fileno(), min(_CHUNK_BYTES, end - at), at)
                 if part.count(0) != len(part):
@@ -472,7 +472,7 @@ def _cut_to_entries(copy: Path, source: ForeignStore) -> bool:
     """Empty a copied file of a queue from the first place on that holds no entry; return whether there was none."""
     with copy.open("r+b") as file, naming(copy):
         size = os.fstat(file.fileno()).st_size
-        for start, end in _written_ranges(file.fileno(), size):
+        for start, end in written_ranges(file.fileno(), 0, size):
             at = start // ENTRY.size * ENTRY.size
             while at < end and (raw := os.pread(file.fileno(), _ENTRIES_AT_ONCE * ENTRY.size, at)):
                 sound = count_sound(raw, source.end_offset, source.segment_bytes)
@@ -489,7 +489,7 @@ def _copy_file(source: Path, target: Path) -> Iterator[int]:
     """Copy a file without its holes, synced; yield the bytes of each part."""
     with source.open("rb") as reading, target.open("xb") as writing:
         size = os.fstat(reading.fileno()).st_size
-        for at, end in _written_ranges(reading.fileno(), size):
+        for at, end in written_ranges(reading.fileno(), 0, size):
             while at < end:
                 with naming(source):
                     part = os.pread(reading.fileno(), min(_CHUNK_BYTES, end - at), at)
@@ -503,20 +503,6 @@ def _copy_file(source: Path, target: Path) -> Iterator[int]:
         with naming(target):
             os.ftruncate(writing.fileno(), size)
             os.fsync(writing.fileno())
-
-
-def _written_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of a file that are no holes."""
-    end = 0
-    while end < size:
-        try:
-            start = os.lseek(fd, end, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return  # nothing but a hole
-        end = os.lseek(fd, start, os.SEEK_HOLE)
-        yield start, end
 
 
 def move_up(staging: Path) -> None:

@@ -22,6 +22,7 @@ from posix.unistd cimport pread, pwrite
 from headrace.format.lock_file import require_in_place
 from headrace.format.record cimport load_i32, load_i64, load_u32, store_i64, store_u32
 from headrace.format.side_file import naming
+from headrace.format.sparse import written_ranges
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
@@ -331,23 +332,14 @@ cdef class IndexFile:
         cdef int32_t i, value
         cdef int32_t used = 0
         cdef uint8_t* base = <uint8_t*>self.slots
-        at = 0
-        while at < size:
-            try:
-                at = max(at, os.lseek(self.fd, HEADER_BYTES + at, os.SEEK_DATA) - HEADER_BYTES)
-                end = min(size, os.lseek(self.fd, HEADER_BYTES + at, os.SEEK_HOLE) - HEADER_BYTES)
-            except OSError as error:
-                if error.errno == errno.ENXIO:
-                    break       # a hole up to the end
-                end = size
+        for start, stop in written_ranges(self.fd, HEADER_BYTES, HEADER_BYTES + size):
+            at, end = start - HEADER_BYTES, stop - HEADER_BYTES
             while at < end:
                 with nogil:
                     got = pread(self.fd, base + at, min(end - at, <int64_t>AT_ONCE_BYTES), HEADER_BYTES + at)
                 if got <= 0:
                     raise OSError(c_errno if got < 0 else errno.EIO, "cannot read slots", self.path)
                 at += got
-            if end >= size:
-                break
         with nogil:
             for i in range(self.slot_count):
                 value = load_i32(<const uint8_t*>&self.slots[i])

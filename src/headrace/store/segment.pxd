@@ -11,8 +11,6 @@ cdef class Segment:
     cpdef bint is_resident(self, int64_t position, int64_t size) except -1
     # Write data and behind it up to 1 MiB of zeros; return how many bytes, -1 with errno set where it failed.
     cdef Py_ssize_t write(self, const uint8_t* data, Py_ssize_t size, int64_t position, Py_ssize_t zeros) noexcept nogil
-    cpdef int64_t next_data(self, int64_t position) except -1
-    cpdef int64_t next_hole(self, int64_t position) except -1
 
 cdef class SegmentSet:
     cdef readonly str directory

@@ -20,10 +20,6 @@ class Segment:
         """
     def is_resident(self, position: int, size: int) -> bool:
         """Return whether every page of the range is in memory."""
-    def next_data(self, position: int) -> int:
-        """Return the first position at or after ``position`` that was ever written, ``size_bytes`` if none."""
-    def next_hole(self, position: int) -> int:
-        """Return the first position at or after ``position`` that was never written, ``size_bytes`` if none."""
     def written_ranges(self, position: int) -> list[tuple[int, int]]:
         """Return (start, end) of every range at or after ``position`` that was ever written.
 
@@ -72,10 +68,8 @@ class SegmentSet:
     def get(self, index: int) -> Segment | None: ...
     def __getitem__(self, index: int) -> Segment: ...
     def __setitem__(self, index: int, segment: Segment) -> None: ...
-    def pop(self, index: int) -> Segment:
-        """Take a segment out; the caller removes its file."""
     def leave_out(self, index: int) -> None:
-        """Take a segment out whose file stays: nothing in it is of the log."""
+        """Take a segment out: nothing in it is of the log."""
     def __contains__(self, index: object) -> bool: ...
     def __iter__(self) -> Iterator[int]: ...
     def __len__(self) -> int: ...

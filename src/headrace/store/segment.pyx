@@ -26,6 +26,7 @@ from headrace.errors import SideFileError
 from headrace.format.lock_file import require_in_place
 from headrace.format.names import is_offset_name
 from headrace.format.side_file import sync_folder
+from headrace.format.sparse import written_ranges
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
@@ -130,37 +131,8 @@ cdef class Segment:
         pieces[1].iov_len = zeros
         return pwritev(self.fd, pieces, 2, position)
 
-    cpdef int64_t next_data(self, int64_t position) except -1:
-        if position >= self.size_bytes:
-            return self.size_bytes
-        try:
-            return os.lseek(self.fd, position, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return self.size_bytes
-            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-                return position     # the file system keeps no record of holes: everything may be data
-            raise
-
-    cpdef int64_t next_hole(self, int64_t position) except -1:
-        if position >= self.size_bytes:
-            return self.size_bytes
-        try:
-            return min(os.lseek(self.fd, position, os.SEEK_HOLE), self.size_bytes)
-        except OSError as error:
-            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO):
-                return self.size_bytes
-            raise
-
     def written_ranges(self, int64_t position):
-        cdef list ranges = []
-        cdef int64_t start = self.next_data(position)
-        cdef int64_t end
-        while start < self.size_bytes:
-            end = self.next_hole(start)
-            ranges.append((start, end))
-            start = self.next_data(end)
-        return ranges
+        return list(written_ranges(self.fd, position, self.size_bytes))
 
     def find_record(self, int64_t position):
         cdef int64_t start, end
@@ -274,14 +246,6 @@ cdef class SegmentSet:
         if segment.writable:
             self.newest = segment
         self._map(index, segment)
-
-    def pop(self, int64_t index):
-        cdef Segment segment = self[index]
-        self.known.discard(index)
-        del self.mapped[index]
-        if segment is self.newest:
-            self.newest = None
-        return segment
 
     def leave_out(self, int64_t index):
         self.known.discard(index)
