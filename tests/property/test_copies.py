@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.copies import add_copies
-from headrace.broker.message import StoredMessage
 from headrace.broker.pull import read_queue
 from headrace.format import record
 from tests.support import layouts
+from tests.support.stored_message import StoredMessage
 from tests.support.stores import StoreBench
 
 NAMES = st.sampled_from(["TAGS", "KEYS", "REAL_TOPIC", "REAL_QID", "__BATCH", "x", "WAIT"])
@@ -65,7 +65,7 @@ def test_copies_are_their_originals_in_another_place(messages: list[dict], is_co
         read_queue(waiting, 0, 100, 1 << 20, None, None, records)
         originals = [records.record(index) for index in range(len(records))]
         copies = PublishBatch()
-        refused = add_copies(records, len(records), copies, lambda topic, number: PLACES.get((topic, number), -1))
+        refused = add_copies(records, 0, len(records), copies, lambda topic, number: PLACES.get((topic, number), -1))
         copies.destinations = ["T", "U"]
         copies.queues = [bench.store.queue("T", 0), bench.store.queue("U", 3)]
         bench.store.append(copies)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.batch import RecordBatch
-from headrace.broker.message import StoredMessage
 from headrace.broker.pull import read_queue
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.reply import Reply
 from tests.support.remoting import RecordingPeer, RemotingRig
+from tests.support.stored_message import StoredMessage
 
 TOPIC = "T"
 BORN_MS = 1_700_000_000_000

@@ -14,7 +14,7 @@ from headrace.broker.consumers.offsets import FILE_NAME as OFFSETS_FILE
 from headrace.broker.consumers.offsets import OffsetTable
 from headrace.broker.copies import RecordCopy
 from headrace.broker.gathering import Gathering
-from headrace.broker.message import Message, StoredMessage, put
+from headrace.broker.message import Message, put
 from headrace.broker.pull import read_queue
 from headrace.broker.topic import TopicConfig
 from headrace.broker.withheld.retry import DeadLetters, Retries, RetryRules
@@ -27,6 +27,7 @@ from headrace.errors import StoreFullError
 from headrace.store.check import check_store
 from headrace.store.store import Store
 from tests.support.brokers import BrokerRig
+from tests.support.stored_message import StoredMessage
 
 SENDER = 0x0A000005_00001B59
 """10.0.0.5:7001"""

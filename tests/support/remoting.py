@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Final, Self, TypedDict, Unpack
 
 from headrace.broker.access import User
-from headrace.broker.message import StoredMessage
 from headrace.errors import RequestError, StoreError
 from headrace.format import fastjson
 from headrace.remoting.calls import Answered
@@ -31,6 +30,7 @@ from headrace.settings import RemotingSettings
 from tests.support.brokers import BrokerRig
 from tests.support.loop import FakeLoop
 from tests.support.steps import all_of
+from tests.support.stored_message import StoredMessage
 from tests.unit.nsq.fake_client import FakeTransport
 
 ADDRESS = "127.0.0.1:10911"

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from headrace.batch import PublishBatch, RecordBatch
 
-def add_copies(records: RecordBatch, count: int, into: PublishBatch, resolve: Callable[[str, int], int]) -> int:
-    """Add to ``into`` a copy of each of the first ``count`` records that belongs where its properties say.
+def add_copies(
+    records: RecordBatch, first: int, end: int, into: PublishBatch, resolve: Callable[[str, int], int]
+) -> int:
+    """Add to ``into`` a copy of each of the records [first, end) that belongs where its properties say.
 
     Copies have body, flag, sys flag, producer, birth time, reconsume count, prepared offset and properties of their
     originals, but for ``__CRC32#`` and ``__BATCH#``; the tag hash is that of TAGS. They borrow: ``records`` must not be
@@ -45,6 +47,8 @@ class RecordCopy:
     body_bytes: int
     sys_flag: int
     reconsume_times: int
+    store_ms: int
+    prepared_offset: int
     message_id: str
     def __init__(self, raw: bytes) -> None:
         """Read a whole record.

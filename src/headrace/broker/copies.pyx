@@ -1,7 +1,7 @@
 """Copies of records: what waited is stored once more where it belongs, without an object for each message.
 
 The entries borrow from the mapped segments that the records are viewed in, so a burst of messages that are due at once
-costs one memcpy each. What is done with single messages in Python (``message``) has the same result.
+costs one memcpy each.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -77,7 +77,7 @@ cdef int _fill(PublishEntry* entry, const RecordView* view, uint32_t destination
     return 0
 
 
-def add_copies(RecordBatch records not None, Py_ssize_t count, PublishBatch into not None, resolve):
+def add_copies(RecordBatch records not None, Py_ssize_t first, Py_ssize_t end, PublishBatch into not None, resolve):
     cdef Py_ssize_t i
     cdef RecordView* view
     cdef uint32_t topic_bytes = 0
@@ -86,9 +86,9 @@ def add_copies(RecordBatch records not None, Py_ssize_t count, PublishBatch into
     cdef int64_t destination
     cdef Py_ssize_t refused = 0
     cdef dict known = {}
-    if not 0 <= count <= records.count:
-        raise IndexError(count)
-    for i in range(count):
+    if not 0 <= first <= end <= records.count:
+        raise IndexError(end)
+    for i in range(first, end):
         view = &records.views[i]
         topic = find_property(view, b"REAL_TOPIC\x01", REAL_TOPIC_BYTES, &topic_bytes)
         queue_id = _queue_of(view)
@@ -169,15 +169,25 @@ cdef class RecordCopy:
         cdef const uint8_t* at = <const uint8_t*>self.view.record
         return at + 48 + (20 if load_u32(at + 36) & SYS_FLAG_BORN_V6 else 8)
 
+    cdef Py_ssize_t _store_host_bytes(self) noexcept:
+        return 20 if load_u32(<const uint8_t*>self.view.record + 36) & SYS_FLAG_STORE_V6 else 8
+
     @property
     def reconsume_times(self):
-        cdef uint32_t host = 20 if load_u32(<const uint8_t*>self.view.record + 36) & SYS_FLAG_STORE_V6 else 8
-        return load_i32(self._behind_born() + 8 + host)
+        return load_i32(self._behind_born() + 8 + self._store_host_bytes())
+
+    @property
+    def store_ms(self):
+        return load_i64(self._behind_born())
+
+    @property
+    def prepared_offset(self):
+        return load_i64(self._behind_born() + 12 + self._store_host_bytes())
 
     @property
     def message_id(self):
-        cdef uint32_t host = 20 if load_u32(<const uint8_t*>self.view.record + 36) & SYS_FLAG_STORE_V6 else 8
-        return record.message_id((<const char*>self._behind_born() + 8)[:host], self.view.physical_offset)
+        cdef const char* host = <const char*>self._behind_born() + 8
+        return record.message_id(host[:self._store_host_bytes()], self.view.physical_offset)
 
     cdef dict _properties(self):
         """Return the message's properties: of those of one name the last counts, as it does for clients."""

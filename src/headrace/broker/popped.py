@@ -21,9 +21,9 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from headrace.broker.message import REAL_TOPIC, StoredMessage
+from headrace.broker.message import REAL_TOPIC
 from headrace.format.names import TIMER_TOPIC
-from headrace.format.record import tag_hash
+from headrace.format.record import decode, properties_of, tag_hash
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.store import Store
 
@@ -87,15 +87,16 @@ def count_popped(store: Store, offsets: Mapping[tuple[str, str], Mapping[int, in
     for physical_offset, is_done in entries:
         raw = store.log.read(physical_offset)
         try:
-            message = StoredMessage.from_record(raw or b"")
-            if not message.properties.get(REAL_TOPIC, message.topic).startswith(REVIVE_PREFIX):
+            fields = decode(raw or b"")
+            properties = properties_of(fields["properties"])
+            if not properties.get(REAL_TOPIC, fields["topic"]).startswith(REVIVE_PREFIX):
                 continue
-            body = msgspec.json.decode(message.body, type=_Body)
+            body = msgspec.json.decode(fields["body"], type=_Body)
         except (ValueError, msgspec.DecodeError):
             unread += not is_done
             continue
         key = (body.group, body.topic, body.queue_id, body.first_offset, body.popped_ms)
-        if message.properties.get("TAGS") != _CHECKPOINT:
+        if properties.get("TAGS") != _CHECKPOINT:
             open_.get(key, set()).difference_update((body.acked, *body.all_acked))
         elif is_done:
             open_.pop(key, None)

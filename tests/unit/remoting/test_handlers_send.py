@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.message import StoredMessage
 from headrace.errors import StoreFullError
 from headrace.format.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from headrace.format.record import tag_hash
 from headrace.remoting.codec import encode_request
 from tests.support.remoting import RemotingRig, long_send_fields, send_fields
+from tests.support.stored_message import StoredMessage
 
 
 def stored(rig: RemotingRig, topic: str, queue_id: int = 0, index: int = 0) -> StoredMessage:

@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from headrace.errors import RequestError
 from headrace.format.names import DECIDED_GROUP, HALF_TOPIC, OP_TOPIC
 
 if TYPE_CHECKING:
+    from headrace.broker.consumers.offsets import OffsetTable
     from headrace.broker.withheld.open_halves import OpenHalves
     from headrace.store.consume_queue import QueueBase
     from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)
-
-
-class Offsets(Protocol):
-    """Where the decided offsets are kept."""
-
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Note an offset."""
-
-    def committed(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return it."""
 
 
 class DecidedFloors:
@@ -39,7 +30,7 @@ class DecidedFloors:
         op: Queue offset from which on the op records say something about half messages at or above ``half``.
     """
 
-    def __init__(self, store: Store, offsets: Offsets, half_queue: QueueBase, op_queue: QueueBase) -> None:
+    def __init__(self, store: Store, offsets: OffsetTable, half_queue: QueueBase, op_queue: QueueBase) -> None:
         self._store = store
         self._offsets = offsets
         self._half_queue = half_queue

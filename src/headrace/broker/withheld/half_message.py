@@ -103,9 +103,13 @@ def require_undelayed(message: Message, now_ms: int) -> None:
         raise InvalidDelayError(f"a transactional message cannot be delayed (property {delays[0]})")
 
 
-def immunity_ms(message: Message, settings: BrokerSettings) -> int:
-    """Return how old a half message must be before its producer is asked; never more than it may become."""
-    seconds = number_or(message.properties.get(IMMUNITY_SECONDS), -1)
+def immunity_ms(seconds_text: str | None, settings: BrokerSettings) -> int:
+    """Return how old a half message must be before its producer is asked; never more than it may become.
+
+    Args:
+        seconds_text: Its property IMMUNITY_SECONDS.
+    """
+    seconds = number_or(seconds_text, -1)
     return min(seconds * 1000, settings.transaction_keep_ms) if seconds >= 0 else settings.transaction_timeout_ms
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from headrace.batch import RecordBatch
 from headrace.broker.copies import add_copies
 from headrace.broker.gathering import Joint
-from headrace.broker.message import Outbox, StoredMessage
 from headrace.errors import RequestError
 from headrace.format.names import INTERNAL_TOPICS
 
@@ -27,6 +26,20 @@ def redeliver(broker: Broker, records: RecordBatch, count: int) -> Counter[str]:
     Raises:
         StoreError: the store takes no writes; what was appended before it said so is appended again another time.
     """
+    try:
+        return _append(broker, records, 0, count)
+    except RequestError:
+        pass  # one of them cannot be stored: alone it cannot hold up the others
+    left_out: Counter[str] = Counter()
+    for index in range(count):
+        try:
+            left_out += _append(broker, records, index, index + 1)
+        except RequestError as error:
+            left_out[str(error)] += 1
+    return left_out
+
+
+def _append(broker: Broker, records: RecordBatch, first: int, end: int) -> Counter[str]:
     joint = Joint()
 
     def resolve(name: str, queue_id: int) -> int:
@@ -36,31 +49,10 @@ def redeliver(broker: Broker, records: RecordBatch, count: int) -> Counter[str]:
             return -1
         return joint.destination(topic, topic.queue_or_other(queue_id))
 
-    nowhere = add_copies(records, count, joint.batch, resolve)
-    left_out = Counter({NOWHERE: nowhere} if nowhere else {})
-    if not joint.batch.count:
-        return left_out
+    nowhere = add_copies(records, first, end, joint.batch, resolve)
     try:
-        joint.publish(broker)
-    except RequestError:
-        # One of them cannot be stored: alone it cannot hold up the others.
-        return _redeliver_singly(broker, records, count)
+        if joint.batch.count:
+            joint.publish(broker)
     finally:
         joint.batch.clear()
-    return left_out
-
-
-def _redeliver_singly(broker: Broker, records: RecordBatch, count: int) -> Counter[str]:
-    left_out: Counter[str] = Counter()
-    for index in range(count):
-        message = StoredMessage.from_record(records.record(index)).restored()
-        if message is None or message.topic in INTERNAL_TOPICS:
-            left_out[NOWHERE] += 1
-            continue
-        outbox = Outbox(broker)
-        try:
-            outbox.add(message)
-            outbox.publish()
-        except RequestError as error:
-            left_out[str(error)] += 1
-    return left_out
+    return Counter({NOWHERE: nowhere} if nowhere else {})

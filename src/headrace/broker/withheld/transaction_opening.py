@@ -13,7 +13,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from headrace.broker.copies import RecordCopy
-from headrace.broker.message import StoredMessage
 from headrace.broker.queue_search import places_from
 from headrace.broker.torn_commands import find_torn, records_from
 from headrace.broker.withheld.half_message import FIRST_OFFSET, number_or
@@ -51,7 +50,7 @@ class TransactionOpening:
         self._given_up = given_up
         self._counters = counters
 
-    def load(self, floors: DecidedFloors, take_up: Callable[[StoredMessage, int], None]) -> None:
+    def load(self, floors: DecidedFloors, take_up: Callable[[RecordCopy, int], None]) -> None:
         """Fill the table of open half messages, and the floors with the op records from them on.
 
         Args:
@@ -65,8 +64,8 @@ class TransactionOpening:
             is_decided = decided.get(offset, -1) > at
             if is_decided and not may_lack_ops:
                 continue
-            half = StoredMessage.from_record(raw)
-            first = number_or(half.properties.get(FIRST_OFFSET), offset)
+            half = RecordCopy(raw)
+            first = number_or(half.property(FIRST_OFFSET.encode()), offset)
             # A power cut may have kept this copy and not the op record before it.
             self._open.supersede(offset, first)
             if is_decided:
@@ -126,10 +125,10 @@ class TransactionOpening:
         for start in [*(hole.end_offset for hole in self._store.holes), *ops]:
             # The op record, the record of a late decision, the message: what is left of them.
             for at, raw in islice(records_from(log, start), 3):
-                message = StoredMessage.from_record(raw)
+                message = RecordCopy(raw)
                 if message.sys_flag & SYS_TRANSACTION != SYS_COMMITTED:
                     continue
-                first = number_or(message.properties.get(FIRST_OFFSET), -1)
+                first = number_or(message.property(FIRST_OFFSET.encode()), -1)
                 half = log.read(message.prepared_offset) if first < 0 else None
                 if half is not None and RecordCopy(half).topic == HALF_TOPIC:
                     first = RecordCopy(half).queue_offset

@@ -26,20 +26,13 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.broker.copies import RecordCopy
 from headrace.broker.gathering import Gathering, Joint
-from headrace.broker.message import (
-    REAL_TOPIC,
-    Message,
-    Outbox,
-    Placed,
-    StoredMessage,
-    need_system_topic,
-    put,
-)
-from headrace.broker.withheld.decided_floors import DecidedFloors, Offsets
+from headrace.broker.message import Message, Placed, need_system_topic, put
+from headrace.broker.withheld.decided_floors import DecidedFloors
 from headrace.broker.withheld.given_up import GIVE_UP, GivenUp
 from headrace.broker.withheld.half_message import (
     CHECK_TIMES,
     FIRST_OFFSET,
+    IMMUNITY_SECONDS,
     HalfLimits,
     immunity_ms,
     make_half,
@@ -64,6 +57,7 @@ from headrace.log_pace import Trouble
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.broker.consumers.offsets import OffsetTable
     from headrace.broker.topic import Topic
     from headrace.store.consume_queue import QueueBase
 
@@ -105,7 +99,7 @@ class TransactionCheck:
 class Transactions:
     """All open transactions of one broker. Add it to ``Broker.tickers``, before the table of offsets."""
 
-    def __init__(self, broker: Broker, offsets: Offsets) -> None:
+    def __init__(self, broker: Broker, offsets: OffsetTable) -> None:
         """Find out which transactions are open.
 
         Args:
@@ -126,7 +120,7 @@ class Transactions:
         self._op: QueueBase = op_topic.queues[0]
         self.op_place: tuple[Topic, QueueBase] = op_topic, self._op
         """Where op records stand."""
-        need_system_topic(broker, CHECK_MAX_TOPIC)
+        self._aside_topic = need_system_topic(broker, CHECK_MAX_TOPIC)
         self.given_up = GivenUp(broker.store)
         self.counters.torn += self.given_up.torn
         self._open = OpenHalves()
@@ -139,11 +133,12 @@ class Transactions:
         opening = TransactionOpening(broker.store, self._half, self._op, self._open, self.given_up, self.counters)
         opening.load(self._floors, self._take_up)
 
-    def _take_up(self, half: StoredMessage, first_offset: int) -> None:
+    def _take_up(self, half: RecordCopy, first_offset: int) -> None:
         """Take a half message of the log for an open one."""
         settings = self._broker.settings
-        checks = number_or(half.properties.get(CHECK_TIMES), 0)
-        wait_ms = settings.transaction_check_interval_ms if checks else immunity_ms(half, settings)
+        checks = number_or(half.property(CHECK_TIMES.encode()), 0)
+        immune_ms = immunity_ms(half.property(IMMUNITY_SECONDS.encode()), settings)
+        wait_ms = settings.transaction_check_interval_ms if checks else immune_ms
         since_ms = min(half.store_ms, self._latest_ms)  # above it where the clock was set back
         entry = OpenHalf(half.physical_offset, first_offset, checks, since_ms, since_ms + wait_ms)
         self._open.add(half.queue_offset, entry)
@@ -188,10 +183,8 @@ class Transactions:
             self.counters.refused += 1
             raise
         placed, wait = put(self._broker, half)
-        settings = self._broker.settings
-        entry = OpenHalf(
-            placed.physical_offset, placed.queue_offset, 0, now_ms, now_ms + immunity_ms(message, settings)
-        )
+        check_ms = now_ms + immunity_ms(message.properties.get(IMMUNITY_SECONDS), self._broker.settings)
+        entry = OpenHalf(placed.physical_offset, placed.queue_offset, 0, now_ms, check_ms)
         self._open.add(placed.queue_offset, entry)
         return placed, wait
 
@@ -271,6 +264,10 @@ class Transactions:
         if topic is None or queue_id >= MAX_QUEUES:
             return None
         return topic, topic.queue_or_other(queue_id)
+
+    def _is_waited_for(self, half: RecordCopy) -> bool:
+        place = self._place_of(half)
+        return place is not None and place[1].awaits_flush
 
     def note_dropped(self, ending: Ending) -> None:
         """Note that nothing decides a transaction any more."""
@@ -424,8 +421,7 @@ class Transactions:
 
     def _renewal(self, half_offset: int, half: RecordCopy, entry: OpenHalf) -> Renewal:
         """Return what appends a half message anew; ``entry`` is to be that of its copy."""
-        place = self._place_of(half)
-        return Renewal(self, half_offset, half, entry, is_waited_for=place is not None and place[1].awaits_flush)
+        return Renewal(self, half_offset, half, entry, is_waited_for=self._is_waited_for(half))
 
     def _write_renewals(self, gathering: Gathering, renewals: list[Renewal]) -> StoreError | None:
         """Append half messages anew; those that cannot be are left out of ``renewals``, and dropped if they never can.
@@ -483,24 +479,23 @@ class Transactions:
 
     def _give_up(self, half_offset: int, entry: OpenHalf, raw: bytes) -> None:
         """Put a message aside whose producer never said what became of it."""
-        half = StoredMessage.from_record(raw)
-        # Its place among the half messages means nothing to who reads it there.
-        aside = replace(
-            half, topic=CHECK_MAX_TOPIC, queue_id=0, properties=half.with_properties(**{FIRST_OFFSET: None})
-        )
-        outbox = Outbox(self._broker)
+        half, joint = RecordCopy(raw), Joint()
         # The op record begins the command, so that the message carries nothing of it.
-        add_op_record(outbox.joint, self.op_place, half_offset, command_entries=3)
-        outbox.add(aside, command_entries=0)
-        outbox.add_record(self.given_up.queue, GivenUp.encode(GIVE_UP, entry.first_offset), command_entries=0)
-        self._decide(half_offset, outbox.joint)
-        self.given_up.add(entry.first_offset, outbox.joint.batch.placed(2)[1])
+        add_op_record(joint, self.op_place, half_offset, command_entries=3)
+        # Its place among the half messages means nothing to who reads it there.
+        aside = joint.destination(self._aside_topic, self._aside_topic.queues[0])
+        half.add_to(joint.batch, aside, changes={FIRST_OFFSET.encode(): None}, command_entries=0)
+        note = GivenUp.encode(GIVE_UP, entry.first_offset)
+        joint.batch.append(note, joint.destination(None, self.given_up.queue), command_entries=0)
+        joint.is_waited_for = self._is_waited_for(half)
+        self._decide(half_offset, joint)
+        self.given_up.add(entry.first_offset, joint.batch.placed(2)[1])
         self.counters.discarded += 1
         logger.warning(
             "transaction given up group=%s topic=%s checks=%s",
-            half.properties.get("PGROUP"),
-            half.properties.get(REAL_TOPIC),
-            half.properties.get(CHECK_TIMES, 0),
+            half.property(b"PGROUP"),
+            half.property(b"REAL_TOPIC"),
+            half.property(CHECK_TIMES.encode()) or 0,
         )
 
     def _discard(self, half_offset: int, reason: str) -> None:

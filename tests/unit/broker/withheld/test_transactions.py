@@ -15,7 +15,7 @@ import pytest
 
 from headrace.batch import PublishBatch
 from headrace.broker.gathering import MAX_WORKS
-from headrace.broker.message import Message, StoredMessage, put
+from headrace.broker.message import Message, put
 from headrace.broker.withheld.transaction_end import Decision
 from headrace.broker.withheld.transaction_opening import TransactionOpening
 from headrace.broker.withheld.transactions import (
@@ -37,6 +37,7 @@ from headrace.format.record import encode as encode_record
 from headrace.format.record import encode_properties, tag_hash
 from tests.support.layouts import decode_record
 from tests.support.messaging import SENDER, MessagingRig
+from tests.support.stored_message import StoredMessage
 
 Half = tuple[int, int]
 """Queue offset and physical offset of a half message."""
