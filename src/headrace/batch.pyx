@@ -25,8 +25,6 @@ memset(&NOTHING_SAID, 0, sizeof(PublishEntry))
 
 
 cdef class PublishBatch:
-    """Messages to append, borrowed from a codec's receive buffer."""
-
     def __cinit__(self):
         self.entries = NULL
         self.destinations = []
@@ -53,7 +51,6 @@ cdef class PublishBatch:
                int64_t deliver_at_ms=0, uint32_t command_entries=1, int64_t born_ms=0, uint32_t flag=0,
                uint32_t sys_flag=0, int32_t reconsume_times=0, int64_t prepared_offset=0, uint64_t born_host=0,
                bytes born_v6=None):
-        """Add one message. The batch keeps ``body``, ``properties`` and ``born_v6`` alive until ``clear()``."""
         if born_v6 is not None and len(born_v6) != 20:
             raise ValueError(f"born_v6 has {len(born_v6)} bytes, not 20")
         cdef PublishEntry* entry = self.add()
@@ -80,14 +77,12 @@ cdef class PublishBatch:
         self.body_bytes += entry.body_bytes
 
     def placed(self, Py_ssize_t index):
-        """Return where the store put entry ``index``: (physical_offset, queue_offset, record_bytes)."""
         if not 0 <= index < self.count:
             raise IndexError(index)
         cdef PublishEntry* entry = &self.entries[index]
         return entry.physical_offset, entry.queue_offset, entry.record_bytes
 
     def totals(self):
-        """Return [(messages, body bytes), ...], one pair per destination."""
         cdef Py_ssize_t i
         cdef Py_ssize_t destinations = len(self.destinations)
         cdef int64_t* sums
@@ -111,7 +106,6 @@ cdef class PublishBatch:
             free(sums)
 
     def delayed(self):
-        """Return (destination, queue_offset, physical_offset, deliver_at_ms) of each appended entry with a delay."""
         cdef Py_ssize_t i
         cdef list found = []
         for i in range(self.count):
@@ -121,7 +115,6 @@ cdef class PublishBatch:
         return found
 
     cpdef void clear(self):
-        """Forget the entries and let go of what they borrowed."""
         self.count = 0
         self.body_bytes = 0
         self.owner = None
@@ -132,8 +125,6 @@ cdef class PublishBatch:
 
 
 cdef class CopiedBatch(PublishBatch):
-    """Messages of several batches, copied so that they outlive what these borrowed from."""
-
     def __init__(self, Py_ssize_t memory_bytes):
         self._memory = PyByteArray_FromStringAndSize(NULL, memory_bytes)
 
@@ -150,7 +141,6 @@ cdef class CopiedBatch(PublishBatch):
         return self.has_bytes(needed)
 
     def take(self, PublishBatch source not None, list places not None):
-        """Add a copy of every entry; return False, having added none, if there is no room."""
         cdef Py_ssize_t index
         cdef PublishEntry* entry
         cdef PublishEntry* own
@@ -179,7 +169,6 @@ cdef class CopiedBatch(PublishBatch):
         return place
 
     def part(self, Py_ssize_t first, Py_ssize_t count):
-        """Return a batch of ``count`` entries, all for the destination of the first; it borrows from this one."""
         if not 0 <= first < first + count <= self.count:
             raise IndexError(f"entries {first} to {first + count} of {self.count}")
         cdef PublishBatch batch = PublishBatch()
@@ -199,8 +188,6 @@ cdef class CopiedBatch(PublishBatch):
 
 
 cdef class RecordBatch:
-    """Records to deliver, borrowed from mapped segments until ``clear()``."""
-
     def __cinit__(self, *, bint verifies=False):
         self.views = NULL
         self.pins = []
@@ -227,26 +214,22 @@ cdef class RecordBatch:
         return 0
 
     def body(self, Py_ssize_t index):
-        """Return a copy of one body."""
         if not 0 <= index < self.count:
             raise IndexError(index)
         return self.views[index].body[:self.views[index].body_bytes]
 
     def record(self, Py_ssize_t index):
-        """Return a copy of one whole record."""
         if not 0 <= index < self.count:
             raise IndexError(index)
         return self.views[index].record[:self.views[index].record_bytes]
 
     def position(self, Py_ssize_t index):
-        """Return (queue_id, queue_offset, physical_offset, attempts) of one record."""
         if not 0 <= index < self.count:
             raise IndexError(index)
         cdef RecordView* view = &self.views[index]
         return view.queue_id, view.queue_offset, view.physical_offset, view.attempts
 
     cpdef void clear(self):
-        """Forget the views and unpin their segments."""
         self.count = 0
         self.record_bytes = 0
         if self.last_pin is not None:
@@ -255,8 +238,6 @@ cdef class RecordBatch:
 
 
 cdef class SettleBatch:
-    """One socket read's worth of FIN, REQ and TOUCH."""
-
     def __cinit__(self):
         self.entries = NULL
 
@@ -275,19 +256,16 @@ cdef class SettleBatch:
         return entry
 
     def append(self, int32_t kind, uint64_t message_id, int64_t delay_ms=0):
-        """Add one operation: kind 0 finish, 1 requeue, 2 touch."""
         cdef SettleEntry* entry = self.add()
         entry.kind = kind
         entry.message_id = message_id
         entry.delay_ms = delay_ms
 
     def result(self, Py_ssize_t index):
-        """Return (kind, message_id, result) of one operation; result 0 is success."""
         if not 0 <= index < self.count:
             raise IndexError(index)
         cdef SettleEntry* entry = &self.entries[index]
         return entry.kind, entry.message_id, entry.result
 
     cpdef void clear(self):
-        """Forget the operations."""
         self.count = 0

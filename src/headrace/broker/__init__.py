@@ -3,8 +3,8 @@
 ``Broker`` (``broker``) is called with decoded batches and the time and never waits; its effects are a call of
 ``on_work`` (something may be deliverable) and entries of the store's gate (answer when durable). ``Topic`` (``topic``)
 knows how far messages were offered to its channels (``channels``), ``topic_table`` has a broker's topics, ``core`` what
-all tables share, ``counters`` what they count. ``catalog`` replays what topics and channels were created, ``control``
-writes it down, ``pull`` reads a queue at an offset that the reader chooses. ``access`` is who may do what.
+all tables share and count. ``catalog`` replays what topics and channels were created, ``control`` writes it down,
+``pull`` reads a queue at an offset that the reader chooses. ``access`` is who may do what.
 
 What a broker has beside them ``parts`` opens: consumer groups (``consumers``), messages that are withheld until their
 time comes or their transaction is committed (``withheld``), batches with an identity (``exactly_once``), events of

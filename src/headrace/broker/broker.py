@@ -24,8 +24,7 @@ from headrace.broker.channels.channel import Channel, Subscription
 from headrace.broker.channels.channel_table import MAX_RELEASED, ChannelTable, Owner
 from headrace.broker.channels.journal_writer import JournalWriter
 from headrace.broker.control import ControlRecords
-from headrace.broker.core import Core
-from headrace.broker.counters import BrokerCounters
+from headrace.broker.core import BrokerCounters, Core
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.broker.topic_table import TopicTable

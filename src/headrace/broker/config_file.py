@@ -321,15 +321,14 @@ class FileWriter:
         elif now_ms >= self._retry_ms:
             self._start()
 
-    def write_now(self, content: bytes | bytearray) -> None:
-        """Replace the file before returning. Blocks: for the end.
-
-        Raises:
-            OSError: it could not be written.
-        """
+    def write_last(self, build: Build, failure: str) -> None:
+        """Replace the file before returning; log ``failure`` where it cannot be. Blocks: for the end."""
         self._wanted = None
         self._number += 1
-        self.file.save(content, self._number)
+        try:
+            self.file.save(build(), self._number)
+        except OSError as error:
+            logger.error("%s path=%s error=%s", failure, self.path, error)
 
     def replace_both(self, content: bytes | bytearray) -> None:
         """Replace the file and its copy before returning: what they said must never count again. Blocks: for a start.
@@ -338,4 +337,5 @@ class FileWriter:
             OSError: it could not be written.
         """
         for _ in range(2):
-            self.write_now(content)
+            self._number += 1
+            self.file.save(content, self._number)

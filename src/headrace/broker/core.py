@@ -1,4 +1,4 @@
-"""What the tables of one broker share."""
+"""What the tables of one broker share, and what they count."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.broker.control import ControlRecords
-    from headrace.broker.counters import BrokerCounters
     from headrace.clock import Clock
     from headrace.settings import BrokerSettings
     from headrace.store.store import Store
+
+
+@dataclass
+class BrokerCounters:
+    """Events since the broker was opened."""
+
+    channels_deleted: int = 0
+    topics_deleted: int = 0
+    evicted_ephemeral: int = 0
+    clamped_positions: int = 0
+    lost_offsets: int = 0
+    """Queue offsets that were issued, as changes say, and whose messages the log has lost; found by this start."""
+    # Bugs of ours in a listener or a service: logged with their traceback, the broker goes on.
+    listener_errors: int = 0
+    service_errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,8 @@ class BrokerParts:
             OSError: one cannot be read.
         """
         groups = GroupServices.open(broker, broker_key=cluster, utc_offset_ms=utc_offset_ms)
-        messages = MessageServices.open(broker, groups)
-        producers = ProducerServices.open(broker, limits)
+        messages = MessageServices(broker, groups)
+        producers = ProducerServices(broker, limits)
         records = None
         if broker.settings.statistics_records:
             records = StatisticsRecords(broker, groups, messages.letters)

@@ -72,12 +72,8 @@ class TopicsFile:
 
     def close(self) -> None:
         """Write what is not on disk. Blocks."""
-        if self._version() == self._written and self._writer.is_clean:
-            return
-        try:
-            self._writer.write_now(self._content()())
-        except OSError as error:
-            logger.error("topics file not written path=%s error=%s", self._writer.path, error)
+        if self._version() != self._written or not self._writer.is_clean:
+            self._writer.write_last(self._content(), "topics file not written")
 
 
 def topic_fields(name: str, config: TopicConfig) -> dict[str, Any]:

@@ -132,11 +132,6 @@ class Checkpoints:
         require_in_place(self._directory.consume_queues)
         self._files.make_first(directories)
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether a checkpoint waits for queues that are still to be written."""
-        return bool(self._to_write)
-
     def start(self) -> None:
         """Begin to write the queues behind the log; the note follows when all are written and synced."""
         is_running = self.job is not None and not self.job.done()

@@ -107,7 +107,7 @@ class ConsumeQueue(QueueBase):
             OSError: a file could not be cut.
         """
     def forget_from(self, physical_offset: int) -> int:
-        """Turn the entries of records from ``physical_offset`` on into fillers; return how many."""
+        """Turn entries of records from ``physical_offset`` on, which were cut off, into fillers; return how many."""
     def advance_visible(self, durable_offset: int) -> int:
         """Show readers what lies below ``durable_offset``; return how many entries became visible."""
     def count_below(self, physical_offset: int) -> int:

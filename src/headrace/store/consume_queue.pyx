@@ -154,11 +154,6 @@ class QueueFiles:
         return fd
 
     def make_first(self, directories):
-        """Make the first file of each of these queues where there is none, without the GIL.
-
-        Raises:
-            OSError: one cannot be made; those behind it were not tried.
-        """
         cdef int64_t file_bytes = self.file_bytes
         cdef bytes folder, folder_above, path
         cdef const char* names[3]
@@ -676,10 +671,6 @@ cdef class ConsumeQueue(QueueBase):
         return skipped
 
     def forget_from(self, int64_t physical_offset):
-        """Turn the newest entries, those of records from ``physical_offset`` on, into fillers; return how many.
-
-        The records were cut off by recovery; their offsets were issued and are not issued again.
-        """
         cdef int64_t offset = self.next_offset
         cdef int64_t forgotten = 0
         cdef int64_t kept_end = self.min_offset

@@ -126,7 +126,6 @@ cdef class Flusher:
         return NEW
 
     def take_result(self):
-        """Wait for the next result; return (target, errno, seconds)."""
         cdef Result result
         cdef Py_ssize_t got
         with nogil:
@@ -162,7 +161,6 @@ cdef class Flusher:
                     break
 
     def close(self):
-        """End the thread after the requests already made."""
         if self.thread is None:
             return
         with nogil:

@@ -156,7 +156,8 @@ class IndexFolder:
         Raises:
             FormatVersionError: the index is of a newer version.
         """
-        opened = IndexOpening(self._log, self._directory, self._settings, self._epochs).run()
+        opened = IndexOpening(self._log, self._directory, self._settings, self._epochs)
+        opened.run()
         self.slot_count, self.capacity = opened.slot_count, opened.capacity
         self.counters.damaged_files += opened.damaged_files
         self._files = opened.files

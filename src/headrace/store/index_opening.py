@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import logging
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -28,43 +27,37 @@ COUNT_AHEAD: Final = -1
 _HEADER_BYTES: Final = 40
 
 
-@dataclass(kw_only=True, slots=True)
-class OpenedIndex:
-    """The files of an index, and where to go on."""
-
-    slot_count: int
-    capacity: int
-    noted_offset: int = 0
-    files: list[IndexFile] = field(default_factory=list)
-    """Oldest first."""
-    active: IndexFile | None = None
-    """The newest one where it is to be filled further; its slots are not loaded."""
-    offset: int = 0
-    """The keys of every record below this physical offset are in."""
-    ahead: int = 0
-    """So many keys of the records from there on are in too, or COUNT_AHEAD."""
-    damaged_files: int = 0
-    newest_name: str = ""
-    """Of the files that the note names, whether or not they are there."""
-
-
 def name_damage(path: Path, reason: str) -> None:
     """Log that a file is lost."""
     logger.error("index file damaged, made anew from the log path=%s reason=%s", path, reason)
 
 
 class IndexOpening:
-    """The opening of one store's key index."""
+    """The opening of one store's key index: the files that count, and where to go on.
+
+    Attributes:
+        files: Oldest first.
+        active: The newest one where it is to be filled further; its slots are not loaded.
+        offset: The keys of every record below this physical offset are in.
+        ahead: So many keys of the records from there on are in too, or COUNT_AHEAD.
+        newest_name: Of the files that the note names, whether or not they are there.
+    """
 
     def __init__(self, log: CommitLog, directory: StoreDirectory, settings: StoreSettings, epochs: Epochs) -> None:
+        self.slot_count = settings.index_slots
+        self.capacity = settings.index_entries
+        self.noted_offset = 0
+        self.files: list[IndexFile] = []
+        self.active: IndexFile | None = None
+        self.offset = log.first_offset
+        self.ahead = 0
+        self.damaged_files = 0
+        self.newest_name = ""
         self._log = log
         self._directory = directory
         self._epochs = epochs
-        self._opened = OpenedIndex(
-            slot_count=settings.index_slots, capacity=settings.index_entries, offset=log.first_offset
-        )
 
-    def run(self) -> OpenedIndex:
+    def run(self) -> None:
         """Take up what the note says of the files; remove the others.
 
         Raises:
@@ -74,94 +67,88 @@ class IndexOpening:
         if note is not None:
             self._adopt(note)
         self._remove_others()
-        return self._opened
 
     def _read_note(self) -> IndexNote | None:
-        opened = self._opened
         try:
             note = IndexNote.read(self._directory.index_note)
         except (SideFileError, OSError) as error:
             logger.warning("note of the key index damaged, the index is made anew from the log error=%s", error)
             return None
-        if note is not None and (note.slot_count, note.capacity) != (opened.slot_count, opened.capacity):
+        if note is not None and (note.slot_count, note.capacity) != (self.slot_count, self.capacity):
             usual = StoreSettings()
-            is_set = (opened.slot_count, opened.capacity) != (usual.index_slots, usual.index_entries)
+            is_set = (self.slot_count, self.capacity) != (usual.index_slots, usual.index_entries)
             logger.log(
                 logging.WARNING if is_set else logging.INFO,
                 "size of index files kept from the store slots=%d entries=%d",
                 note.slot_count,
                 note.capacity,
             )
-            opened.slot_count, opened.capacity = note.slot_count, note.capacity
+            self.slot_count, self.capacity = note.slot_count, note.capacity
         return note
 
     def _adopt(self, note: IndexNote) -> None:
-        opened = self._opened
-        opened.noted_offset = opened.offset = note.physical_offset
-        opened.ahead = note.keys_ahead
-        opened.newest_name = max((noted.name for noted in note.files), default="")
+        self.noted_offset = self.offset = note.physical_offset
+        self.ahead = note.keys_ahead
+        self.newest_name = max((noted.name for noted in note.files), default="")
         for noted in note.files:
             is_last = noted is note.files[-1]
             if noted.end_offset < self._log.first_offset and not is_last:
                 continue  # the log has none of its records any more
             file = self._open_file(noted, is_last=is_last)
             if file is None:
-                opened.offset, opened.ahead = noted.begin_offset, COUNT_AHEAD
+                self.offset, self.ahead = noted.begin_offset, COUNT_AHEAD
                 break
             if not is_last:
                 file.release()
-            opened.files.append(file)
+            self.files.append(file)
         self._cut_lost()
         self._require_last_entry()
-        opened.offset = max(opened.offset, self._log.first_offset)
-        active = opened.files[-1] if opened.files else None
+        self.offset = max(self.offset, self._log.first_offset)
+        active = self.files[-1] if self.files else None
         if active is not None and not (active.is_full and active.slots_count == active.count):
-            opened.active = active
+            self.active = active
 
     def _open_file(self, noted: FileNote, *, is_last: bool) -> IndexFile | None:
         path = self._directory.index / noted.name
-        opened = self._opened
         try:
-            if path.stat().st_size != file_bytes(opened.slot_count, opened.capacity):
+            if path.stat().st_size != file_bytes(self.slot_count, self.capacity):
                 raise OSError(errno.EIO, "wrong length")
-            file = IndexFile(str(path), opened.slot_count, opened.capacity)
+            file = IndexFile(str(path), self.slot_count, self.capacity)
             noted.apply_to(file)
             with path.open("rb") as raw:
                 # The header of the newest may be older than the note, or newer.
                 if not is_last and raw.read(_HEADER_BYTES) != file.header():
                     raise OSError(errno.EIO, "header of another state")
         except OSError as error:
-            opened.damaged_files += 1
+            self.damaged_files += 1
             name_damage(path, str(error.strerror))
             return None
         return file
 
     def _cut_lost(self) -> None:
         """Cut off the entries of records that the log lost."""
-        opened = self._opened
         limit = self._limit()
-        while opened.files and opened.files[-1].end_offset >= limit:
-            newest = opened.files[-1]
-            opened.offset, opened.ahead = limit, 0
+        while self.files and self.files[-1].end_offset >= limit:
+            newest = self.files[-1]
+            self.offset, self.ahead = limit, 0
             try:
                 if newest.cut(limit):
                     newest.set_end_ms(self._store_ms_at(newest.end_offset))
                     return
             except (OSError, UnreadableError) as error:
-                opened.damaged_files += 1
+                self.damaged_files += 1
                 name_damage(Path(newest.path), str(error))
-                opened.offset, opened.ahead = newest.begin_offset, COUNT_AHEAD
-            opened.files.pop()
-        if opened.offset > limit:
-            opened.offset, opened.ahead = limit, 0
+                self.offset, self.ahead = newest.begin_offset, COUNT_AHEAD
+            self.files.pop()
+        if self.offset > limit:
+            self.offset, self.ahead = limit, 0
 
     def _require_last_entry(self) -> None:
         """Give up the newest file where it is an older copy: that ends before the last entry that counts.
 
         Asked of what the log still has: behind a lost end, new entries may stand in the place of those that were noted.
         """
-        opened = self._opened
-        newest = opened.files[-1] if opened.files else None
+        newest = self.files[-1] if self.files else None
         if newest is None or newest.count == 1:
             return
         try:
@@ -170,17 +157,17 @@ class IndexOpening:
             reason = "entries of another state"
         except OSError as error:
             reason = str(error.strerror)
-        opened.damaged_files += 1
+        self.damaged_files += 1
         name_damage(Path(newest.path), reason)
-        opened.files.pop()
-        opened.offset, opened.ahead = newest.begin_offset, COUNT_AHEAD
+        self.files.pop()
+        self.offset, self.ahead = newest.begin_offset, COUNT_AHEAD
         self._cut_lost()
 
     def _limit(self) -> int:
         """Return where the log ends that the index knew: behind it the log lost what was indexed."""
-        newest = self._opened.files[-1].end_offset if self._opened.files else 0
+        newest = self.files[-1].end_offset if self.files else 0
         for start, end in self._epochs.gaps:
-            if start < self._opened.offset < end or start <= newest < end:
+            if start < self.offset < end or start <= newest < end:
                 return start
         return self._log.end_offset
 
@@ -190,7 +177,7 @@ class IndexOpening:
 
     def _remove_others(self) -> None:
         """Remove files that do not count: made after the last note, or given up."""
-        known = {Path(file.path).name for file in self._opened.files}
+        known = {Path(file.path).name for file in self.files}
         folder = self._directory.index
         for path in folder.iterdir() if folder.is_dir() else ():
             if is_index_name(path.name) and path.name not in known:

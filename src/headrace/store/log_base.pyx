@@ -2,8 +2,6 @@
 
 
 cdef class LogBase:
-    """Base of CommitLog and MemoryLog."""
-
     cdef int view(self, int64_t physical_offset, uint32_t record_bytes, RecordBatch into) except -1:
         """Add the record at ``physical_offset`` to ``into``, with the pin that keeps its memory mapped.
 

@@ -37,7 +37,6 @@ class LogWalk:
     track_count: int
     command_offset: int
     command_records: int
-    last_end: int
     def __init__(self, segment_bytes: int, promised_offset: int) -> None: ...
     def open(self, path: str, first_offset: int) -> None:
         """Go to the beginning of a segment.

@@ -95,7 +95,6 @@ cdef class LogWalk:
     cdef readonly Py_ssize_t track          # index of the queue at hand
     cdef readonly int64_t command_offset    # where the command begins whose end was not met; -1
     cdef readonly int64_t command_records   # how many of its records were met
-    cdef readonly int64_t last_end          # physical offset behind the last whole record
     cdef int64_t command_left
     cdef int64_t stop                       # position where the segment ends for this walk
     cdef int64_t written_end                # behind it there are zeros
@@ -160,7 +159,6 @@ cdef class LogWalk:
             self.fd = -1
 
     def reread(self):
-        """Forget what was read ahead: the file may have grown."""
         self.start = self.end = 0
         self.written_end = min(written_end(self.fd), self.segment_bytes)
 
@@ -305,33 +303,26 @@ cdef class LogWalk:
         track.window_wanted = min(track.window_wanted * 2, <int64_t>MAX_WINDOW)
 
     def accept_offset(self, Py_ssize_t index, int64_t queue_offset):
-        """Go on with ``queue_offset`` as if it were the one expected."""
         self._get(index).next_offset = queue_offset
 
     def begin_anew(self, Py_ssize_t index, int64_t queue_offset):
-        """Forget what a queue had before: its topic was deleted, and this is one of the same name."""
         cdef Track* track = self._get(index)
         track.first_offset = track.next_offset = queue_offset
         track.missing_count = 0
 
     def skip_record(self):
-        """Step over the record at hand without a look at its queue."""
         self.position += self.record_bytes
-        self.last_end = self.first_offset + self.position
 
     def judge_entry(self):
-        """Do not compare the entry of the record at hand again."""
         self.skip_entry = self.first_offset + self.position
 
     def take_missing(self, Py_ssize_t index):
-        """Return and forget the run (first queue offset, count) of missing entries."""
         cdef Track* track = self._get(index)
         run = (track.missing_first, track.missing_count)
         track.missing_count = 0
         return run
 
     def totals(self, Py_ssize_t index):
-        """Return (first queue offset or -1, next queue offset, records, pending entries) of one queue."""
         cdef Track* track = self._get(index)
         return track.first_offset, track.next_offset, track.records, track.pending
 
@@ -382,7 +373,6 @@ cdef class LogWalk:
                 return _UNREADABLE
             if found == RECORD_BLANK:
                 self.position = self.segment_bytes
-                self.last_end = self.first_offset + self.segment_bytes
                 return _END
             if found <= 0:
                 self.found = found
@@ -437,13 +427,11 @@ cdef class LogWalk:
                 self.command_offset = -1
             self.records += 1
             self.position += found
-            self.last_end = self.first_offset + self.position
 
     def read_errno(self):
         return self.error
 
     def find(self, int64_t position):
-        """Return the first position at or behind ``position`` where a whole record of this segment begins, or -1."""
         cdef int64_t hit
         self.error = 0
         with nogil:
@@ -478,7 +466,6 @@ cdef class LogWalk:
         return -1
 
     def has_bytes_behind(self, int64_t position):
-        """Whether any byte at or behind ``position`` is not zero."""
         cdef int64_t chunk, i
         cdef const uint8_t* base
         cdef bint found = False
@@ -497,12 +484,10 @@ cdef class LogWalk:
         return False
 
     def is_whole_elsewhere(self, int64_t position):
-        """Return the size of the record at ``position`` if all is right but its place, else 0."""
         cdef int64_t found = self._check(position, -1)
         return max(found, 0)
 
     def claims(self, int64_t position):
-        """Return what the fields of a damaged record say (``format.record.decode``), None if they do not add up."""
         cdef const uint8_t* at = self._need(position, BLANK_BYTES)
         cdef int64_t size
         if at == NULL:

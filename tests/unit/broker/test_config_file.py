@@ -215,12 +215,12 @@ def test_a_bug_in_the_content_is_told_and_the_writer_lives(tmp_path: Path) -> No
     assert writer.file.load() == {"number": 1}
 
 
-def test_write_now_wins_over_what_waits(tmp_path: Path) -> None:
+def test_the_last_write_wins_over_what_waits(tmp_path: Path) -> None:
     jobs = Jobs(at_once=False)
     writer = jobs.writer(tmp_path, "x.json")
     writer.request(lambda: lambda: content(1))
     writer.request(lambda: lambda: content(2))
-    writer.write_now(content(3))
+    writer.write_last(lambda: content(3), "")
     jobs.run()
     assert writer.file.load() == {"number": 3}
     assert writer.is_clean

@@ -265,7 +265,7 @@ def test_views_of_many_queues_are_synced_at_once(
 
 def _run_checkpoint(bench: StoreBench) -> None:
     bench.store.checkpoints.start()
-    while bench.store.checkpoints.is_writing:
+    while bench.store.checkpoints._to_write:
         bench.store.tick()
     if bench.store.checkpoints.job is not None:
         bench.store.checkpoints.job.exception()
@@ -732,7 +732,7 @@ def test_a_checkpoint_of_many_queues_holds_the_loop_shortly(make_bench: MakeBenc
     bench.store.checkpoints.start()
     assert calls < 10
     bench.append("late", b"appended while the views were being written")
-    while bench.store.checkpoints.is_writing:
+    while bench.store.checkpoints._to_write:
         before = calls
         bench.store.tick()
         assert calls - before < 10

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from headrace.broker.catalog import ChannelEntry
-from headrace.broker.channels import spill
 from headrace.broker.channels.channel import Channel, Subscription
 from headrace.broker.channels.journal_writer import JournalWriter
+from headrace.broker.channels.spill import remove_left_over
 from headrace.broker.channels.timers import ChannelTimers
 from headrace.broker.core import Core
 from headrace.broker.topic import Topic
 from headrace.broker.topic_table import TopicTable
 from headrace.errors import ChannelNotFoundError, QuotaExceededError, StoreError
-from headrace.format.names import EPHEMERAL_SUFFIX
+from headrace.format.names import EPHEMERAL_SUFFIX, segment_name
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class ChannelTable:
 
     def remove_left_over(self) -> None:
         """Delete what files there are of channels that are no more."""
-        spill.remove_left_over(self._core.store.directory.channels, self._keys.values())
+        remove_left_over(self._core.store.directory.channels, self._keys.values())
 
     def ensure(self, topic: Topic, name: str) -> Channel:
         """Return a channel of a topic, made now if it does not exist.
@@ -169,7 +169,7 @@ class ChannelTable:
             max_msg_timeout_ms=self._core.max_msg_timeout_ms,
             max_deferred_in_memory=self._core.settings.max_deferred_in_memory,
             seed=key & 0xFFFFFFFF,
-            spill_directory=None if key < 0 else self._core.store.directory.channels / spill.folder_name(key),
+            spill_directory=None if key < 0 else self._core.store.directory.channels / segment_name(key),
         )
 
     def _attach(self, topic: Topic, channel: Channel, key: int) -> None:

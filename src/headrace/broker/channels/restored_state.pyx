@@ -16,8 +16,6 @@ from headrace.broker.channels.in_flight cimport OffsetMap
 
 
 cdef class RestoredState:
-    """What a journal says of one channel."""
-
     def __cinit__(self):
         self.positions = {}
         self.entries = StateWriter()

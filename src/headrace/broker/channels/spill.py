@@ -33,12 +33,7 @@ class SpillFile:
         self._path.touch()
         self._end = 0
         self._read_at = 0
-        self._entries = 0
-
-    @property
-    def missing(self) -> int:
-        """Entries that were appended and not read back."""
-        return self._entries
+        self.missing = 0  # entries that were appended and not read back
 
     def append(self, entries: bytes) -> None:
         """Write one block at the end."""
@@ -49,23 +44,23 @@ class SpillFile:
             file.seek(self._end)
             file.write(block)
         self._end += len(block)
-        self._entries += len(entries) // ENTRY_BYTES
+        self.missing += len(entries) // ENTRY_BYTES
 
     def read_block(self) -> bytes | None:
         """Return the next block's entries; None at the end or where the file is damaged (see ``missing``)."""
         block = self._block_at(self._read_at)
         if block is None:
-            if self._entries:
+            if self.missing:
                 logger.warning(
                     "spill file damaged path=%s position=%d missing_entries=%d effect=%s",
                     self._path,
                     self._read_at,
-                    self._entries,
+                    self.missing,
                     "the messages become ready at once",
                 )
             return None
         self._read_at += BLOCK_HEAD.size + len(block)
-        self._entries -= len(block) // ENTRY_BYTES
+        self.missing -= len(block) // ENTRY_BYTES
         return block
 
     def peek_blocks(self) -> Iterator[bytes]:
@@ -134,18 +129,13 @@ class SpillDirectory:
                 logger.warning("folder of spill files not removed path=%s error=%s", self._directory, error)
 
 
-def folder_name(key: int) -> str:
-    """Return the name of a channel's directory: its creation record's physical offset, as log files have theirs."""
-    return segment_name(key)
-
-
 def remove_left_over(directory: Path, keys: Iterable[int]) -> None:
     """Delete the folders of channels that are no more: a power cut may bring back what was deleted with them.
 
     Args:
         keys: Of the channels that there are.
     """
-    there = set(map(folder_name, keys))
+    there = set(map(segment_name, keys))
     for folder in directory.iterdir():
         if is_offset_name(folder.name) and folder.name not in there:
             SpillDirectory(folder).remove()

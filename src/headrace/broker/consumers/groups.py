@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -249,7 +249,10 @@ class GroupTable:
     def _content(self) -> Callable[[], bytes]:
         """Return what builds the file's content as of now, in a thread."""
         version, groups = self.version, list(self._groups.items())
-        return lambda: _encode(self._text, groups, version)
+        return lambda: (
+            b'{"dataVersion":%b,"subscriptionGroupTable":%b}'
+            % (fastjson.dumps(version.to_fields()), self._text.encode(groups))
+        )
 
     def when_saved(self, saved: Saved) -> None:
         """Call ``saved`` once every change made so far is on disk, at once when it is; with the error if it failed."""
@@ -261,12 +264,8 @@ class GroupTable:
 
     def close(self) -> None:
         """Write what is not on disk. Blocks."""
-        if self._writer.is_clean:
-            return
-        try:
-            self._writer.write_now(self._content()())
-        except OSError as error:
-            logger.error("consumer groups not written, last changes lost path=%s error=%s", self._writer.path, error)
+        if not self._writer.is_clean:
+            self._writer.write_last(self._content(), "consumer groups not written, last changes lost")
 
 
 def read_groups(content: Mapping[str, Any]) -> Iterator[tuple[str, SubscriptionGroup | None, str]]:
@@ -291,13 +290,3 @@ def find_groups_fault(content: Mapping[str, Any]) -> str:
     if any(isinstance(given, dict) and "groupName" in given for given in content.values()):
         return ""
     return lacks_table(content, "subscriptionGroupTable")
-
-
-def _encode(
-    text: TableText[SubscriptionGroup], groups: Iterable[tuple[str, SubscriptionGroup]], version: DataVersion
-) -> bytes:
-    """Return groups as the file has them, with the texts of rows that were encoded before."""
-    return b'{"dataVersion":%b,"subscriptionGroupTable":%b}' % (
-        fastjson.dumps(version.to_fields()),
-        text.encode(groups),
-    )

@@ -167,10 +167,6 @@ class HeldPulls:
             self.counters.errors += 1
             logger.exception("held pull failed by a bug topic=%s", held.queue.topic)
 
-    def waiting(self, queue: QueueBase) -> int:
-        """Return how many pulls wait for a queue."""
-        return len(self._by_queue.get(queue, ()))
-
 
 def _codes_between(queue: QueueBase, start: int, end: int) -> Set[int] | None:
     """Return the tag hashes in [start, end) of a queue; None where whoever waits has to look itself."""

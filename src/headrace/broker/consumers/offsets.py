@@ -184,12 +184,8 @@ class OffsetTable:
 
     def close(self) -> None:
         """Write what is not on disk. Blocks."""
-        if not self._changed and self._writer.is_clean:
-            return
-        try:
-            self._writer.write_now(self._content()())
-        except OSError as error:
-            logger.error("committed offsets not written, groups read again path=%s error=%s", self._writer.path, error)
+        if self._changed or not self._writer.is_clean:
+            self._writer.write_last(self._content(), "committed offsets not written, groups read again")
 
     # -- committing -------------------------------------------------------------------------------------------------
 

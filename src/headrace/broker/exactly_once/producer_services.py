@@ -31,7 +31,7 @@ class ProducerLimits:
 
 
 class ProducerServices:
-    """The parts that serve numbered, keyed and staged batches; ``open`` makes one.
+    """The parts that serve numbered, keyed and staged batches.
 
     Attributes:
         sequences: The last number of each producer.
@@ -42,6 +42,7 @@ class ProducerServices:
     """
 
     def __init__(self, broker: Broker, limits: ProducerLimits) -> None:
+        """Replay what the log says of producers, and have the broker's clock drive the parts."""
         self.sequences = Sequences(limits.producer_ids, broker.is_former, lambda: bool(broker.store.holes))
         self.keys = KeyWindows(limits.window_keys, broker.is_former)
         self.staged = StagedBatches(
@@ -52,10 +53,4 @@ class ProducerServices:
         )
         self.outdated = OutdatedMessages(broker.clock)
         self.log = self.staged.log = ProducerLog(broker, [self.sequences, self.keys, self.staged])
-
-    @classmethod
-    def open(cls, broker: Broker, limits: ProducerLimits) -> ProducerServices:
-        """Replay what the log says of producers, and have the broker's clock drive the parts."""
-        services = cls(broker, limits)
-        broker.add_tickers(services.staged, services.log)
-        return services
+        broker.add_tickers(self.staged, self.log)

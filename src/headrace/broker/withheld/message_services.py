@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MessageServices:
-    """The parts that hold messages back or write them again; ``open`` makes one.
+    """The parts that hold messages back or write them again.
 
     Attributes:
         delays: Messages that wait by level.
@@ -32,21 +32,16 @@ class MessageServices:
     """
 
     def __init__(self, broker: Broker, groups: GroupServices) -> None:
-        self.delays = DelayLevels(broker, groups.file_writer(DELAY_FILE))
-        self.timed = TimedMessages(broker)
-        self.transactions = Transactions(broker, groups.offsets)
-        self.letters = DeadLetters(broker.clock)
-        self.retries = Retries(broker, self.delays, self.letters)
-        self.offset_moved = OffsetMovedEvents(broker)
-
-    @classmethod
-    def open(cls, broker: Broker, groups: GroupServices) -> MessageServices:
         """Find what waits in the log, and have the broker's clock drive the parts.
 
         Raises:
             SideFileError: a file is damaged, and so is its copy; nothing was changed.
             OSError: one cannot be read.
         """
-        services = cls(broker, groups)
-        broker.add_tickers(services.delays, services.timed, services.transactions)
-        return services
+        self.delays = DelayLevels(broker, groups.file_writer(DELAY_FILE))
+        self.timed = TimedMessages(broker)
+        self.transactions = Transactions(broker, groups.offsets)
+        self.letters = DeadLetters(broker.clock)
+        self.retries = Retries(broker, self.delays, self.letters)
+        self.offset_moved = OffsetMovedEvents(broker)
+        broker.add_tickers(self.delays, self.timed, self.transactions)

@@ -350,10 +350,7 @@ class DelayLevels:
         except StoreError as error:
             logger.error("last delayed messages not durable, they come again error=%s", error)
         self._note_durable()
-        try:
-            self._writer.write_now(encode_cursors(self.cursors))
-        except OSError as error:
-            logger.error("delay cursors not written, messages come again path=%s error=%s", self._writer.path, error)
+        self._writer.write_last(partial(encode_cursors, self.cursors), "delay cursors not written, messages come again")
 
 
 def read_cursors(content: Mapping[str, Any]) -> tuple[dict[int, int], list[str]]:
