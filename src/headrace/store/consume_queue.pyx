@@ -19,7 +19,7 @@ from collections import OrderedDict
 from contextlib import suppress
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memmove
 from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_EXCL, O_RDWR, open as open_file
 from posix.types cimport mode_t
@@ -30,6 +30,7 @@ from headrace.errors import UnreadableError, UnsyncedError
 from headrace.format.lock_file import require_in_place
 from headrace.format.names import is_offset_name
 from headrace.format.side_file import naming
+from headrace.format.arrays cimport reserve
 from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
 from headrace.store.log_base cimport LogBase
 
@@ -225,18 +226,7 @@ cdef class ConsumeQueue(QueueBase):
         return f"{self.directory}/{first_byte:020d}"
 
     cdef int _reserve(self, Py_ssize_t entries) except -1:
-        cdef Py_ssize_t capacity = self.tail_capacity if self.tail_capacity else FIRST_CAPACITY
-        cdef uint8_t* grown
-        if entries <= self.tail_capacity:
-            return 0
-        while capacity < entries:
-            capacity *= 2
-        grown = <uint8_t*>realloc(self.tail, capacity * ENTRY_BYTES)
-        if grown == NULL:
-            raise MemoryError("cannot grow a consume queue's tail")
-        self.tail = grown
-        self.tail_capacity = capacity
-        return 0
+        return reserve(<void**>&self.tail, &self.tail_capacity, entries, FIRST_CAPACITY, ENTRY_BYTES)
 
     cdef int push(self, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash) except -1:
         """Append one entry."""

@@ -15,10 +15,11 @@ import os
 
 from libc.errno cimport errno as c_errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcmp
 from posix.unistd cimport pread, pwrite
 
+from headrace.format.arrays cimport reserve
 from headrace.format.lock_file import require_in_place
 from headrace.format.record cimport load_i32, load_i64, load_u32, store_i64, store_u32
 from headrace.format.side_file import naming
@@ -120,18 +121,7 @@ cdef class IndexFile:
         return 0
 
     cdef int _reserve(self, Py_ssize_t entries) except -1:
-        cdef Py_ssize_t capacity = self.tail_capacity if self.tail_capacity else 256
-        cdef uint8_t* grown
-        if entries <= self.tail_capacity:
-            return 0
-        while capacity < entries:
-            capacity *= 2
-        grown = <uint8_t*>realloc(self.tail, capacity * ENTRY_BYTES)
-        if grown == NULL:
-            raise MemoryError("cannot grow the tail of the key index")
-        self.tail = grown
-        self.tail_capacity = capacity
-        return 0
+        return reserve(<void**>&self.tail, &self.tail_capacity, entries, 256, ENTRY_BYTES)
 
     cdef int put(self, KeyRef* refs, Py_ssize_t count) except -1:
         """Add entries; there is room for them. All or, without memory, none."""

@@ -17,6 +17,7 @@ from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 from posix.unistd cimport pread
 
 from headrace.batch cimport RecordView
+from headrace.format.arrays cimport reserve
 from headrace.format.record cimport (
     BLANK_BYTES, FIXED_BYTES, PHYSICAL_OFFSET_AT, RECORD_BAD_SIZE, RECORD_BLANK, RECORD_UNWRITTEN, check_record,
     is_dispatched, load_i32, load_i64, load_u32, read_view, record_batch_entries, record_tag_hash, store_i64, store_u32,
@@ -234,15 +235,9 @@ cdef class LogWalk:
     # -- queues -----------------------------------------------------------------------------------------------------
 
     def add_queue(self, bytes topic not None, int32_t queue_id, bint compare_tags=True):
-        cdef Track* grown
         cdef Track* track
         cdef Py_ssize_t i
-        if self.track_count == self.track_capacity:
-            self.track_capacity = max(self.track_capacity * 2, 16)
-            grown = <Track*>realloc(self.tracks, self.track_capacity * sizeof(Track))
-            if grown == NULL:
-                raise MemoryError("cannot track another queue")
-            self.tracks = grown
+        reserve(<void**>&self.tracks, &self.track_capacity, self.track_count + 1, 16, sizeof(Track))
         track = &self.tracks[self.track_count]
         memset(track, 0, sizeof(Track))
         self.names.append(topic)

@@ -69,7 +69,6 @@ class RecoveryReport:
     scan: Scan
     scanned_from: int
     was_clean: bool
-    epoch: int
     lost_bytes: int
     skipped_queue_offsets: int
 
@@ -178,7 +177,7 @@ class Opening:
         self._leave_queues_to_checkpoint()
         log.mark_durable(end)
         self._gate.open_to(end)
-        return RecoveryReport(scan, scan_from, was_clean, self.epochs.newest.number, lost_bytes, skipped)
+        return RecoveryReport(scan, scan_from, was_clean, lost_bytes, skipped)
 
     def _scan(self, scan_from: int, durable: int, on_scanned: Callable[[int], None] | None) -> Scan:
         """Check the log from an offset on, and bring the queues up to what it holds."""

@@ -6,8 +6,10 @@ means a state of another version or a bug.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy
+
+from headrace.format.arrays cimport reserve
 
 
 cdef class StateWriter:
@@ -18,15 +20,7 @@ cdef class StateWriter:
 
     cdef uint8_t* reserve(self, Py_ssize_t size) except NULL:
         """Make room for ``size`` more bytes and count them as written."""
-        cdef Py_ssize_t wanted
-        cdef uint8_t* grown
-        if self.size + size > self.capacity:
-            wanted = max(self.capacity * 2, self.size + size, 256)
-            grown = <uint8_t*>realloc(self.data, wanted)
-            if grown == NULL:
-                raise MemoryError(f"cannot grow a channel state to {wanted} bytes")
-            self.data = grown
-            self.capacity = wanted
+        reserve(<void**>&self.data, &self.capacity, self.size + size, 256, 1)
         cdef uint8_t* at = self.data + self.size
         self.size += size
         return at

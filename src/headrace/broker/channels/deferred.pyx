@@ -19,6 +19,8 @@ from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
+from headrace.format.arrays cimport reserve
+
 import logging
 
 logger = logging.getLogger(__name__)
@@ -168,15 +170,8 @@ cdef class DeferredSet:
 
     cdef int _push_heap(self, const MessageEntry* entry) except -1:
         cdef Py_ssize_t at = self.heap_count
-        cdef Py_ssize_t parent, capacity
-        cdef MessageEntry* grown
-        if at == self.heap_capacity:
-            capacity = max(self.heap_capacity * 2, 8)
-            grown = <MessageEntry*>realloc(self.heap, capacity * sizeof(MessageEntry))
-            if grown == NULL:
-                raise MemoryError(f"cannot grow the heap of deferred messages to {capacity} entries")
-            self.heap = grown
-            self.heap_capacity = capacity
+        cdef Py_ssize_t parent
+        reserve(<void**>&self.heap, &self.heap_capacity, at + 1, 8, sizeof(MessageEntry))
         self.heap_count += 1
         while at:
             parent = (at - 1) >> 1

@@ -10,10 +10,11 @@ Rejected: a list of ranges (a random half of ten million finished is 40 MB of ra
 """
 
 from libc.stdint cimport INT64_MAX, uint8_t, uint16_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
 from headrace.broker.channels.channel_state cimport SECTION_FULL_PAGE, SECTION_WORDS
+from headrace.format.arrays cimport reserve
 
 
 cdef extern from *:
@@ -114,33 +115,15 @@ cdef class FinishedSet:
 
     cdef int _reserve(self, Py_ssize_t wanted) except -1:
         """Make room for ``wanted`` slots from ``first`` on."""
-        cdef Py_ssize_t capacity
-        cdef Page** grown
         if self.first + wanted <= self.page_capacity:
             return 0
         if self.first:
             memmove(self.pages, self.pages + self.first, self.page_count * sizeof(Page*))
             self.first = 0
-        if wanted <= self.page_capacity:
-            return 0
-        capacity = max(wanted, self.page_capacity * 2, 4)
-        grown = <Page**>realloc(self.pages, capacity * sizeof(Page*))
-        if grown == NULL:
-            raise MemoryError(f"cannot grow a directory of finished offsets to {capacity} pages")
-        self.pages = grown
-        self.page_capacity = capacity
-        return 0
+        return reserve(<void**>&self.pages, &self.page_capacity, wanted, 4, sizeof(Page*))
 
     cdef int _note_page(self, int64_t number) except -1:
-        cdef int64_t* grown
-        cdef Py_ssize_t capacity
-        if self.changed_count == self.changed_capacity:
-            capacity = max(self.changed_capacity * 2, 8)
-            grown = <int64_t*>realloc(self.changed_pages, capacity * sizeof(int64_t))
-            if grown == NULL:
-                raise MemoryError("cannot grow the list of changed pages")
-            self.changed_pages = grown
-            self.changed_capacity = capacity
+        reserve(<void**>&self.changed_pages, &self.changed_capacity, self.changed_count + 1, 8, sizeof(int64_t))
         self.changed_pages[self.changed_count] = number
         self.changed_count += 1
         return 0
