@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from headrace.broker.data_version import DataVersion
 from headrace.errors import SideFileError
 from headrace.format import fastjson
 from headrace.format.lock_file import require_in_place
@@ -196,22 +197,24 @@ def read_config(path: Path, find_fault: FindFault | None = None) -> tuple[Any, s
 
 
 class TableText(Generic[Row]):
-    """The JSON text of a table by name, kept by row: a change costs the rows that changed, not the table.
+    """The JSON text of a file with a table, kept by row: a change costs the rows that changed, not the table.
 
     ``encode`` may run in a thread, one call at a time. Rows must not change; a new value is another object.
     """
 
-    def __init__(self, fields: Callable[[str, Row], Mapping[str, Any]]) -> None:
+    def __init__(self, table: str, fields: Callable[[str, Row], Mapping[str, Any]]) -> None:
         """Keep nothing yet.
 
         Args:
+            table: The name of the table.
             fields: Returns the members of one row.
         """
+        self._table = table
         self._fields = fields
         self._texts: dict[str, tuple[Row, bytes]] = {}
 
-    def encode(self, rows: Iterable[tuple[str, Row]]) -> bytes:
-        """Return the table as a JSON object."""
+    def encode(self, version: DataVersion, rows: Iterable[tuple[str, Row]]) -> bytes:
+        """Return the content of the file."""
         texts: dict[str, tuple[Row, bytes]] = {}
         for name, row in rows:
             known = self._texts.get(name)
@@ -219,7 +222,8 @@ class TableText(Generic[Row]):
                 known = (row, fastjson.dumps(name) + b":" + fastjson.dumps(self._fields(name, row)))
             texts[name] = known
         self._texts = texts
-        return b"{" + b",".join(text for _, text in texts.values()) + b"}"
+        table = b",".join(text for _, text in texts.values())
+        return b'{"dataVersion":%b,"%b":{%b}}' % (fastjson.dumps(version.to_fields()), self._table.encode(), table)
 
 
 class FileWriter:

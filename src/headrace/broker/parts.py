@@ -48,7 +48,7 @@ class BrokerParts:
             SideFileError: a file is damaged, and so is its copy; nothing was changed.
             OSError: one cannot be read.
         """
-        groups = GroupServices.open(broker, broker_key=cluster, utc_offset_ms=utc_offset_ms)
+        groups = GroupServices(broker, broker_key=cluster, utc_offset_ms=utc_offset_ms)
         messages = MessageServices(broker, groups)
         producers = ProducerServices(broker, limits)
         records = None

@@ -16,7 +16,6 @@ from typing import Any, Final
 from headrace.broker.config_file import ConfigFile, FileWriter, Saved, TableText, lacks_table
 from headrace.broker.data_version import DataVersion, read_version
 from headrace.broker.topic import Topic, TopicConfig
-from headrace.format import fastjson
 from headrace.format.names import CONTROL_TOPIC, MAX_QUEUES, MAX_TOPIC_BYTES
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class TopicsFile:
         self._writer = writer
         self._topics = topics
         self._version = version
-        self._text: TableText[TopicConfig] = TableText(topic_fields)
+        self._text: TableText[TopicConfig] = TableText("topicConfigTable", topic_fields)
         self._written: DataVersion | None = None
 
     def tick(self, now_ms: int) -> None:
@@ -65,10 +64,7 @@ class TopicsFile:
             for name, topic in self._topics.items()
             if not topic.ephemeral and name != CONTROL_TOPIC
         ]
-        return lambda: (
-            b'{"dataVersion":%b,"topicConfigTable":%b}'
-            % (fastjson.dumps(version.to_fields()), self._text.encode(configs))
-        )
+        return lambda: self._text.encode(version, configs)
 
     def close(self) -> None:
         """Write what is not on disk. Blocks."""

@@ -188,7 +188,7 @@ def test_a_directory_in_the_place_of_the_store_gets_no_state_of_the_broker(rig: 
     rig.close()
     shutil.copytree(root, root.with_name("backup"))
     rig._open()
-    services = GroupServices.open(rig.broker)
+    services = GroupServices(rig.broker)
     subscription, channel = rig.subscribe("t", "c")
     rig.finish(subscription, channel, [message_id for _, _, message_id in rig.take(subscription, channel)])
     services.offsets.commit("g", "t", 0, 2)

@@ -38,7 +38,7 @@ class RecordsRig(BrokerRig):
     def _open(self) -> None:
         super()._open()
         self.letters = DeadLetters(self.clock)
-        self.core = GroupServices.open(self.broker)
+        self.core = GroupServices(self.broker)
         self.records = StatisticsRecords(self.broker, self.core, self.letters)
         self.broker.tickers.insert(0, self.records)
 

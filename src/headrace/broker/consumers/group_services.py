@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupServices:
-    """The parts that serve consumer groups. A ``Ticker`` of its broker; ``open`` makes one.
+    """The parts that serve consumer groups. A ``Ticker`` of its broker.
 
     Attributes:
         groups: Settings of each group.
@@ -46,7 +46,17 @@ class GroupServices:
         errors: Bugs of ours in a part's ``tick`` or ``close``, logged; the other parts go on.
     """
 
-    def __init__(self, broker: Broker, broker_key: str, utc_offset_ms: int) -> None:
+    def __init__(self, broker: Broker, *, broker_key: str = "", utc_offset_ms: int = 0) -> None:
+        """Load the groups and their offsets, and have the broker's clock and queues drive the parts.
+
+        Args:
+            broker_key: Key of the whole broker's statistics; its name if empty.
+            utc_offset_ms: What to add to UTC for local time, whose midnight parts the daily totals.
+
+        Raises:
+            SideFileError: a file is damaged, and so is its copy; nothing was changed.
+            OSError: one cannot be read.
+        """
         settings, clock = broker.settings, broker.clock
         self.broker = broker
         self._folder = broker.store.directory.config
@@ -59,31 +69,16 @@ class GroupServices:
         self.locks = QueueLocks(settings)
         self.holds = HeldPulls(settings)
         self.cold_pulls = HeldPulls(settings)
-        self.statistics = Statistics(settings, clock.monotonic_ms(), broker_key)
+        self.statistics = Statistics(settings, clock.monotonic_ms(), broker_key or broker.name)
         self.throughput = Throughput(clock.now_ms(), clock.monotonic_ms(), utc_offset_ms)
         self.topics_file = TopicsFile(self.file_writer(TOPICS_FILE), broker.topics, lambda: broker.topic_version)
         self._with_files = (self.groups, self.offsets, self.topics_file)
-
-    @classmethod
-    def open(cls, broker: Broker, *, broker_key: str = "", utc_offset_ms: int = 0) -> GroupServices:
-        """Load the groups and their offsets, and have the broker's clock and queues drive the parts.
-
-        Args:
-            broker_key: Key of the whole broker's statistics; its name if empty.
-            utc_offset_ms: What to add to UTC for local time, whose midnight parts the daily totals.
-
-        Raises:
-            SideFileError: a file is damaged, and so is its copy; nothing was changed.
-            OSError: one cannot be read.
-        """
-        services = cls(broker, broker_key or broker.name, utc_offset_ms)
-        services.groups.load()
-        services.offsets.load(broker.store.next_offset)
-        broker.add_tickers(services)
-        broker.deletion_listeners.append(services.forget_topic)
-        broker.queue_listeners.append(services.holds.grown)
-        broker.warm_listeners.append(services.cold_pulls.wake_all)
-        return services
+        self.groups.load()
+        self.offsets.load(broker.store.next_offset)
+        broker.add_tickers(self)
+        broker.deletion_listeners.append(self.forget_topic)
+        broker.queue_listeners.append(self.holds.grown)
+        broker.warm_listeners.append(self.cold_pulls.wake_all)
 
     def file_writer(self, name: str) -> FileWriter:
         """Return what writes a file of the config folder in the thread."""

@@ -15,12 +15,12 @@ from typing import Any, Final
 from headrace.broker.config_file import FileWriter, Saved, TableText, lacks_table
 from headrace.broker.data_version import DataVersion, read_version
 from headrace.errors import InvalidNameError, QuotaExceededError
-from headrace.format import fastjson
 from headrace.settings import BrokerSettings
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "subscriptionGroup.json"
+_TABLE: Final = "subscriptionGroupTable"
 
 SYSTEM_GROUPS: Final = frozenset(
     {
@@ -150,7 +150,7 @@ class GroupTable:
         self.refused = 0
         self._settings = settings
         self._writer = writer
-        self._text: TableText[SubscriptionGroup] = TableText(lambda name, group: group.to_fields())
+        self._text: TableText[SubscriptionGroup] = TableText(_TABLE, lambda name, group: group.to_fields())
         self._groups = {name: SubscriptionGroup(name) for name in sorted(SYSTEM_GROUPS)}
 
     def load(self) -> None:
@@ -249,10 +249,7 @@ class GroupTable:
     def _content(self) -> Callable[[], bytes]:
         """Return what builds the file's content as of now, in a thread."""
         version, groups = self.version, list(self._groups.items())
-        return lambda: (
-            b'{"dataVersion":%b,"subscriptionGroupTable":%b}'
-            % (fastjson.dumps(version.to_fields()), self._text.encode(groups))
-        )
+        return lambda: self._text.encode(version, groups)
 
     def when_saved(self, saved: Saved) -> None:
         """Call ``saved`` once every change made so far is on disk, at once when it is; with the error if it failed."""
@@ -270,7 +267,7 @@ class GroupTable:
 
 def read_groups(content: Mapping[str, Any]) -> Iterator[tuple[str, SubscriptionGroup | None, str]]:
     """Yield the key of each row of the file, and its group or what is wrong with it: no broker can have written it."""
-    table = content.get("subscriptionGroupTable")
+    table = content.get(_TABLE)
     rows = table if isinstance(table, dict) else {
         key: given for key, given in content.items() if key != "dataVersion" and isinstance(given, dict)
     }  # fmt: skip
@@ -289,4 +286,4 @@ def find_groups_fault(content: Mapping[str, Any]) -> str:
     """Say what the content of the file lacks: RocketMQ's table, or SmartGo's groups at the top."""
     if any(isinstance(given, dict) and "groupName" in given for given in content.values()):
         return ""
-    return lacks_table(content, "subscriptionGroupTable")
+    return lacks_table(content, _TABLE)

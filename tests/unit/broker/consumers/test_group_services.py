@@ -24,7 +24,7 @@ class ServicesRig(BrokerRig):
 
     def _open(self) -> None:
         super()._open()
-        self.services = GroupServices.open(self.broker)
+        self.services = GroupServices(self.broker)
 
     def pass_time(self, milliseconds: int) -> None:
         super().pass_time(milliseconds)
@@ -227,10 +227,10 @@ def test_a_damaged_file_without_copy_refuses_the_start(rig: ServicesRig) -> None
     path.write_bytes(whole[:-5])
     BrokerRig._open(rig)
     with pytest.raises(SideFileError, match=r"consumerOffset\.json"):
-        GroupServices.open(rig.broker)
+        GroupServices(rig.broker)
     assert rig.broker.tickers == []
     path.write_bytes(whole)
-    rig.services = GroupServices.open(rig.broker)
+    rig.services = GroupServices(rig.broker)
     assert rig.services.offsets.committed("G", "T", 0) == 0
 
 

@@ -22,7 +22,7 @@ from tests.support.brokers import BrokerRig
 def root(tmp_path: Path) -> Path:
     """A closed store with two messages, a group and its offsets, each file with a copy."""
     rig = BrokerRig(tmp_path / "store")
-    services = GroupServices.open(rig.broker)
+    services = GroupServices(rig.broker)
     rig.publish("T", [b"a", b"b"])
     for number in (1, 2):
         services.groups.ensure(f"G{number}", 0)
@@ -165,7 +165,7 @@ def test_an_offset_beyond_its_queue_is_told_and_no_damage(root: Path, is_clean: 
 def test_the_log_has_what_a_crash_took_of_a_queue(tmp_path: Path, committed: int, told: list[int]) -> None:
     """Entries are written behind the log, and made again from it."""
     rig = BrokerRig(tmp_path / "store")
-    services = GroupServices.open(rig.broker)
+    services = GroupServices(rig.broker)
     rig.publish("T", [b"a", b"b"])
     services.offsets.commit("G", "T", 0, committed)
     rig.pass_time(5_000)
