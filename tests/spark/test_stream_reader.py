@@ -426,9 +426,8 @@ def test_checkpoint_of_something_else_is_an_error(orders):
 
 def test_offsets_have_one_spelling():
     """spark.md 1.5: Spark compares text."""
-    position = Position(lost=3, record_bytes={"b": 1, "a": 2})
-    for queue_id in (10, 9, 0):
-        position.put(QueueKey("t", "b", queue_id), queue_id)
+    offsets = {QueueKey("t", "b", queue_id): queue_id for queue_id in (10, 9, 0)}
+    position = Position(offsets=offsets, lost=3, record_bytes={"b": 1, "a": 2})
     text = json.dumps(position.to_json())
     assert json.dumps(Position.from_json(json.loads(text)).to_json()) == text
     assert list(position.to_json()["q"]["t"]["b"]) == ["0", "9", "10"]

@@ -20,6 +20,7 @@ from headrace.errors import ConfigError
 from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RESERVED_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from headrace.spark.scan import ServersSource, StoreSource
 from headrace.spark.schema import DEFAULT_COLUMNS, parse_columns, suggest
+from headrace.spark.streams.positions import QueueKey
 from headrace.spark.times import first_ms
 
 EARLIEST: Final = "earliest"
@@ -41,8 +42,7 @@ TABLE_REMEDY: Final = (
 _OF_CATALOGS: Final = frozenset(("provider", "owner", "location", "external", "comment", "is_managed_location"))
 _OF_CATALOGS_PREFIX: Final = "option."
 
-QueueMap = Mapping[str, Mapping[str, Mapping[int, int]]]
-"""A number per topic, broker and queue."""
+QueueMap = Mapping[QueueKey, int]
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mib": 1 << 20,
                  "mb": 1 << 20,
@@ -178,14 +178,10 @@ class ReadOptions:
                     key=name,
                 )
         for name, value in (("startingOffsets", self.starting_offsets), ("endingOffsets", self.ending_offsets)):
-            if not isinstance(value, str):
-                self._check_log_offsets(name, value)
-
-    def _check_log_offsets(self, name: str, value: QueueMap) -> None:
-        for broker, offset in value.items():
-            if not isinstance(offset, int):
+            topics = [] if isinstance(value, str) else [key.topic for key in value if key.topic]
+            if topics:
                 raise ConfigError(
-                    f"{name} of a log names physical offsets, {{broker: offset}}, not {{topic: ...}}: {broker!r}",
+                    f"{name} of a log names physical offsets, {{broker: offset}}, not {{topic: ...}}: {topics[0]!r}",
                     key=name,
                 )
 
@@ -431,14 +427,14 @@ def _queue_id(value: Any) -> int:
     return value
 
 
-def _queue_map(name: str, text: str, *, is_time: bool = False) -> dict[str, Any]:
+def _queue_map(name: str, text: str, *, is_time: bool = False) -> QueueMap:
     """Topic, broker, queue: number; or, for logs, broker: number."""
     found = _json(name, text)
     if not isinstance(found, dict) or not found:
         raise _no_map(name, text)
     if not is_time and all(isinstance(value, int) and not isinstance(value, bool) for value in found.values()):
-        return {broker: _offset(name, value) for broker, value in found.items()}
-    parsed: dict[str, dict[str, dict[int, int]]] = {}
+        return {QueueKey.of_log(broker): _offset(name, value) for broker, value in found.items()}
+    parsed = {}
     for topic, brokers in found.items():
         if not isinstance(brokers, dict) or not brokers:
             raise _no_map(name, text)
@@ -449,7 +445,7 @@ def _queue_map(name: str, text: str, *, is_time: bool = False) -> dict[str, Any]
                 if not _QUEUE_ID.fullmatch(queue):
                     raise _no_map(name, text)
                 number = parse_time(name, str(value)) if is_time else _offset(name, value)
-                parsed.setdefault(topic, {}).setdefault(broker, {})[int(queue)] = number
+                parsed[QueueKey(topic, broker, int(queue))] = number
     return parsed
 
 
@@ -472,19 +468,19 @@ def _offset(name: str, value: Any) -> int:
     return value
 
 
-def _starting(name: str, text: str) -> str | dict[str, Any]:
+def _starting(name: str, text: str) -> str | QueueMap:
     if text.strip().startswith("{"):
         return _queue_map(name, text)
     return _one_of(EARLIEST, LATEST, COMMITTED, more=f" or JSON such as {_MAP}")(name, text)
 
 
-def _ending(name: str, text: str) -> str | dict[str, Any]:
+def _ending(name: str, text: str) -> str | QueueMap:
     if text.strip().startswith("{"):
         return _queue_map(name, text)
     return _one_of(LATEST, more=f" or JSON such as {_MAP}")(name, text)
 
 
-def _times(name: str, text: str) -> dict[str, Any]:
+def _times(name: str, text: str) -> QueueMap:
     return _queue_map(name, text, is_time=True)
 
 

@@ -15,15 +15,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headrace.errors import ConfigError, TopicNotFoundError
 from headrace.spark.errors import DataLossError
-from headrace.spark.log_starts import resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
 from headrace.spark.queue_reading import QueueRange
-from headrace.spark.remote import ServersView
+from headrace.spark.remote import ServersView, state_of_log
 from headrace.spark.scan import StoreSource, plan_log
-from headrace.spark.starts import resolve_ends, resolve_log_ends, resolve_starts
+from headrace.spark.starts import resolve_ends, resolve_starts
 from headrace.spark.streams.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES
-from headrace.spark.streams.positions import QueueKey, each_queue
+from headrace.spark.streams.positions import QueueKey
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +48,10 @@ class BatchReader(DataSourceReader):
             return plan_log_partitions(self.options)
         view = ServersView.open(self.options)
         snapshot = view.snapshot(group=self.options.group)
-        starts = resolve_starts(view, snapshot, EARLIEST)
-        ends = resolve_ends(view, snapshot)
+        starts = resolve_starts(self.options, snapshot, EARLIEST, view)
         ranges = []
-        for key, end in each_queue(ends):
-            start = starts[key.topic][key.broker][key.queue_id]
+        for key, end in resolve_ends(self.options, snapshot, view).items():
+            start = starts[key]
             if start > end and self.options.ending_timestamp is None:
                 raise ConfigError(
                     f"the read of {key} begins at offset {start} and ends at {end}: the start lies behind the end",
@@ -146,9 +144,9 @@ def plan_log_partitions(options: ReadOptions) -> list[InputPartition]:
         ClientError, StoreError: the logs cannot be looked at.
     """
     extents = options.source.extents()
-    bounds = {extent.broker: (extent.start, extent.end) for extent in extents}
-    starts = resolve_log_starts(options, bounds, EARLIEST)
-    ends = resolve_log_ends(options, bounds)
+    snapshot = {extent.broker: state_of_log(extent) for extent in extents}
+    starts = {key.broker: start for key, start in resolve_starts(options, snapshot, EARLIEST).items()}
+    ends = {key.broker: end for key, end in resolve_ends(options, snapshot).items()}
     for broker, start in starts.items():
         if start > ends[broker]:
             raise ConfigError(

@@ -34,6 +34,7 @@ from headrace.spark.retry import insist
 from headrace.spark.streams.positions import QueueKey
 
 if TYPE_CHECKING:
+    from headrace.spark.files import LogExtent
     from headrace.spark.options import ReadOptions
     from headrace.spark.scan import ServersSource
 
@@ -89,7 +90,7 @@ def ask_state(
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The extent of one queue; ``committed`` is -1 where the group has nothing.
+    """The extent of one queue, or of a log; ``committed`` is -1 where the group has nothing.
 
     ``ends``: where it ended when each epoch of the store but the first began, where that is known.
     """
@@ -113,9 +114,8 @@ class BrokerState:
     """What one broker says of itself at a moment.
 
     Attributes:
-        log: First and end physical offset, None if not asked for.
+        topics: By name; the log, where it was asked for, is the one queue of the topic "" (``QueueKey.of_log``).
         missing: Ranges of the log whose files are gone.
-        is_headrace: Whether it has the requests for bulk readers.
         ends: Where every queue ended that it told of, by topic and queue id as text, also those that are not wanted:
             what it compares with when it is asked to wait.
     """
@@ -125,10 +125,14 @@ class BrokerState:
     store_id: str = ""
     epoch: int = 0
     segment_bytes: int = 0
-    log: tuple[int, int] | None = None
     missing: tuple[tuple[int, int], ...] = ()
-    is_headrace: bool = True
     ends: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def state_of_log(extent: LogExtent) -> BrokerState:
+    """Return the state of a broker of which only the log counts."""
+    topics = {"": TopicState(0, {-1: QueueState(extent.start, extent.end)})}
+    return BrokerState(extent.broker, topics, extent.store_id, extent.epoch, extent.segment_bytes, extent.missing)
 
 
 def missing_of(log: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
@@ -256,7 +260,7 @@ class ServersView:
             if state is not None:
                 self._own.add(broker)
                 found = self._parse(broker, state)
-                if known is not None and (found.topics, found.log) == (known.topics, known.log):
+                if known is not None and found.topics == known.topics:
                     # It did not wait, or was woken by what is not wanted here.
                     time.sleep(max(0.0, asked_s + 1 / _CALLS_PER_S - time.monotonic()))
                 return found, set(state.get("missing") or ())
@@ -283,12 +287,13 @@ class ServersView:
         }
         if known is not None:
             wanted["known"] = {"topics": known.ends}
-            if known.log is not None:
-                wanted["known"]["log"] = known.log[1]
+            if "" in known.topics:
+                wanted["known"]["log"] = known.topics[""].queues[-1].high
         return wanted
 
     def _parse(self, broker: str, state: Mapping[str, Any]) -> BrokerState:
-        topics, ends = {}, {}
+        topics: dict[str, TopicState] = {}
+        ends = {}
         for name, row in state["topics"].items():
             ends[name] = {queue_id: int(queue["max"]) for queue_id, queue in row["queues"].items()}
             if not self.options.wants_topic(name):
@@ -305,15 +310,16 @@ class ServersView:
             }
             topics[name] = TopicState(int(row["epoch"]), queues)
         log = state.get("log")
+        if log:
+            topics[""] = TopicState(0, {-1: QueueState(int(log["min"]), int(log["max"]))})
         return BrokerState(
             broker,
             topics,
             str(state["store_id"]),
             int(state["epoch"]),
             int(state["segment_bytes"]),
-            (int(log["min"]), int(log["max"])) if log else None,
             missing_of(log) if log else (),
-            ends=ends,
+            ends,
         )
 
     def _ask_rocketmq(self, broker: str, address: str, group: str) -> tuple[BrokerState, set[str]]:
@@ -345,7 +351,7 @@ class ServersView:
                 queues[queue_id] = QueueState(low, high, -1 if committed is None else committed)
             topics[name] = TopicState(0, queues)
         self._foreign[broker] = tuple(topics)
-        return BrokerState(broker, topics, is_headrace=False), missing if options.named_topics is not None else set()
+        return BrokerState(broker, topics), missing if options.named_topics is not None else set()
 
     def _foreign_names(self, broker: str) -> list[str]:
         """Return which topics to ask a RocketMQ broker for: those that a registry knows, and those that it had."""

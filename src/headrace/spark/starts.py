@@ -1,4 +1,7 @@
-"""Turn words and times into offsets: where a read of queues begins and ends, and where one of whole logs ends.
+"""Turn words and times into offsets: where a read of queues, or of whole logs, begins and ends.
+
+A log is known by its key, which has no topic. No group commits its offsets, and it has no index of times: rows stored
+before a start or behind an end are left out where they are decoded.
 
 Used for batches, and for a stream's very first batch. All of it happens on the driver.
 """
@@ -7,20 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.format.record import check, decode
 from headrace.spark.errors import REMOVED, DataLossError
-from headrace.spark.options import COMMITTED, EARLIEST, ERROR, LATEST, OFFSET_EARLIEST, OFFSET_LATEST, ReadOptions
+from headrace.spark.options import (
+    COMMITTED,
+    EARLIEST,
+    ERROR,
+    LATEST,
+    OFFSET_EARLIEST,
+    OFFSET_LATEST,
+    QueueMap,
+    ReadOptions,
+)
 from headrace.spark.remote import QueueState, ServersView, Snapshot
 from headrace.spark.retry import insist
 from headrace.spark.schema import suggest
-from headrace.spark.streams.positions import QueueKey, Queues, get_queue, put_queue
+from headrace.spark.streams.positions import QueueKey
 
 
 def each_state(snapshot: Snapshot) -> Iterator[tuple[QueueKey, QueueState]]:
-    """Yield every queue and its state, sorted."""
+    """Yield every queue, or every log, and its state, sorted."""
     rows = (
         (QueueKey(topic, broker, queue_id), queue)
         for broker, state in snapshot.items()
@@ -30,31 +41,34 @@ def each_state(snapshot: Snapshot) -> Iterator[tuple[QueueKey, QueueState]]:
     return iter(sorted(rows, key=lambda row: row[0]))
 
 
-def resolve_starts(view: ServersView, snapshot: Snapshot, policy: str) -> Queues:
-    """Return where to begin in every queue of ``snapshot``.
+def resolve_starts(
+    options: ReadOptions, snapshot: Snapshot, policy: str, view: ServersView | None = None
+) -> dict[QueueKey, int]:
+    """Return where to begin in everything that ``snapshot`` has.
 
     Args:
         policy: What to do where the options say nothing: ``earliest``, ``latest`` or ``committed``.
+        view: The brokers, to look for times and for what is not read; only logs do without.
 
     Raises:
         ConfigError: the options name what does not exist, or nothing fits and that is an error.
         DataLossError: an offset is not there any more.
     """
-    options = view.options
-    explicit = options.starting_offsets if not isinstance(options.starting_offsets, str) else None
-    _require_assigned(view, snapshot)
-    _require_known("startingOffsets", explicit, snapshot)
-    _require_known("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp, snapshot)
-    if isinstance(options.starting_offsets, str) and options.starting_offsets:
-        policy = options.starting_offsets
-    starts: Queues = {}
+    _require_assigned(options, snapshot, view)
+    _require_known("startingOffsets", _named_starts(options), snapshot)
+    _require_known("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp or {}, snapshot)
+    if isinstance(options.starting_offsets, str):
+        policy = options.starting_offsets or policy
+    starts = {}
     for key, queue in each_state(snapshot):
-        found = _named_start(view, explicit, key, queue)
-        put_queue(starts, key, _start_by_policy(options, policy, key, queue) if found is None else found)
+        found = _named_start(options, key, queue, view)
+        starts[key] = _start_by_policy(options, policy, key, queue) if found is None else found
     return starts
 
 
-def began_elsewhere(view: ServersView, snapshot: Snapshot, starts: Queues) -> bool:
+def began_elsewhere(
+    options: ReadOptions, snapshot: Snapshot, starts: Mapping[QueueKey, int], view: ServersView | None = None
+) -> bool:
     """Whether a stream that began at ``starts`` had been told to begin somewhere else than this one.
 
     Only what does not move can say so: numbers, times and the beginning. A number is exact, unless it may be brought
@@ -62,14 +76,12 @@ def began_elsewhere(view: ServersView, snapshot: Snapshot, starts: Queues) -> bo
 
     Raises: as ``resolve_starts``.
     """
-    options = view.options
-    explicit = options.starting_offsets if not isinstance(options.starting_offsets, str) else None
     for key, queue in each_state(snapshot):
-        began = get_queue(starts, key)
-        given = _number(explicit, key)
+        began = starts.get(key)
+        given = _named_starts(options).get(key)
         if began is None or given == OFFSET_LATEST:
             continue
-        asked = _named_start(view, explicit, key, queue)
+        asked = _named_start(options, key, queue, view)
         if asked is None and options.starting_offsets == EARLIEST:
             asked = queue.low
         if asked is None:
@@ -84,75 +96,69 @@ def began_elsewhere(view: ServersView, snapshot: Snapshot, starts: Queues) -> bo
     return False
 
 
-def _named_start(view: ServersView, explicit: Mapping[str, Any] | None, key: QueueKey, queue: QueueState) -> int | None:
+def _named_starts(options: ReadOptions) -> QueueMap:
+    """Return the offsets that startingOffsets names; of logs a start time wins over them."""
+    given = options.starting_offsets
+    return {} if isinstance(given, str) or (options.is_log_mode and options.starting_timestamp is not None) else given
+
+
+def _named_start(options: ReadOptions, key: QueueKey, queue: QueueState, view: ServersView | None) -> int | None:
     """Return where the options say to begin in a queue by a time or a number; None where they do not."""
-    options = view.options
     time_ms = options.starting_timestamp
     if time_ms is None:
-        time_ms = _number(options.starting_offsets_by_timestamp, key)
+        time_ms = (options.starting_offsets_by_timestamp or {}).get(key)
     if time_ms is not None:
-        return _start_by_time(view, key, queue, time_ms)
-    given = _number(explicit, key)
+        return _start_by_time(view, key, queue, time_ms) if view is not None and key.topic else queue.low
+    given = _named_starts(options).get(key)
     return None if given is None else _within("startingOffsets", options, key, queue, given)
 
 
-def resolve_ends(view: ServersView, snapshot: Snapshot) -> Queues:
-    """Return where to end in every queue of ``snapshot``, exclusive. Raises: as ``resolve_starts``."""
-    options = view.options
-    explicit = options.ending_offsets if not isinstance(options.ending_offsets, str) else None
-    _require_known("endingOffsets", explicit, snapshot)
-    _require_known("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp, snapshot)
-    ends: Queues = {}
+def resolve_ends(options: ReadOptions, snapshot: Snapshot, view: ServersView | None = None) -> dict[QueueKey, int]:
+    """Return where to end in everything that ``snapshot`` has, exclusive. Raises: as ``resolve_starts``."""
+    named: QueueMap = {} if isinstance(options.ending_offsets, str) else options.ending_offsets
+    if options.is_log_mode and options.ending_timestamp is not None:
+        named = {}
+    _require_known("endingOffsets", named, snapshot)
+    _require_known("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp or {}, snapshot)
+    ends = {}
     for key, queue in each_state(snapshot):
-        time_ms = options.ending_timestamp
+        time_ms, given = options.ending_timestamp, named.get(key)
         if time_ms is None:
-            time_ms = _number(options.ending_offsets_by_timestamp, key)
-        if time_ms is not None:
-            found = _search(view, key, queue, time_ms)
+            time_ms = (options.ending_offsets_by_timestamp or {}).get(key)
+        if time_ms is not None and view is not None and key.topic:
+            ends[key] = _search(view, key, queue, time_ms)
         else:
-            given = _number(explicit, key)
-            found = queue.high
-            if given is not None:
-                found = _within("endingOffsets", options, key, queue, given)
-        put_queue(ends, key, found)
+            ends[key] = queue.high if given is None else _within("endingOffsets", options, key, queue, given)
     return ends
 
 
-def _number(given: Mapping[str, Any] | None, key: QueueKey) -> int | None:
-    found: int | None = (given or {}).get(key.topic, {}).get(key.broker, {}).get(key.queue_id)
-    return found
-
-
-def _require_known(option: str, given: Mapping[str, Any] | None, snapshot: Snapshot) -> None:
+def _require_known(option: str, given: QueueMap, snapshot: Snapshot) -> None:
     """Refuse offsets of queues that are not read: a misspelt name would be ignored otherwise."""
-    for topic, brokers in (given or {}).items():
-        if not isinstance(brokers, Mapping):
+    topics = {name for state in snapshot.values() for name in state.topics}
+    for topic, broker, queue_id in given:
+        if not topic and "" not in topics:
             raise ConfigError(f"option {option} needs topics: {{topic: {{broker: {{queue: offset}}}}}}", key=option)
-        topics = {name for state in snapshot.values() for name in state.topics}
         if topic not in topics:
             raise ConfigError(
                 f"option {option} names topic {topic!r}, which is not read{suggest(topic, topics)}", key=option
             )
-        for broker, queues in brokers.items():
-            if broker not in snapshot:
-                raise ConfigError(
-                    f"option {option} names broker {broker!r}{suggest(broker, snapshot)}; there are "
-                    f"{', '.join(snapshot)}",
-                    key=option,
-                )
-            found = snapshot[broker].topics.get(topic)
-            unknown = sorted(set(queues) - set(found.queues if found is not None else ()))
-            if unknown:
-                raise ConfigError(
-                    f"option {option} names queue {unknown[0]} of topic {topic!r} on broker {broker!r}, "
-                    "which is not read",
-                    key=option,
-                )
+        if broker not in snapshot:
+            raise ConfigError(
+                f"option {option} names broker {broker!r}{suggest(broker, snapshot)}; there are {', '.join(snapshot)}",
+                key=option,
+            )
+        if queue_id not in _queues(snapshot, broker, topic):
+            raise ConfigError(
+                f"option {option} names queue {queue_id} of topic {topic!r} on broker {broker!r}, which is not read",
+                key=option,
+            )
 
 
-def _require_assigned(view: ServersView, snapshot: Snapshot) -> None:
+def _require_assigned(options: ReadOptions, snapshot: Snapshot, view: ServersView | None) -> None:
     """Refuse queues in ``assign`` that do not exist: they would be read as nothing."""
-    for topic, brokers in (view.options.assign or {}).items():
+    if view is None:
+        return  # ``assign`` goes with servers
+    for topic, brokers in (options.assign or {}).items():
         for broker, wanted in brokers.items():
             if broker not in snapshot:
                 raise ConfigError(
@@ -163,7 +169,7 @@ def _require_assigned(view: ServersView, snapshot: Snapshot) -> None:
             missing = sorted(set(wanted) - _queues(snapshot, broker, topic))
             if missing:
                 # What is not assigned the view leaves out: the error asks for all of the topic.
-                everything = replace(view.options, assign=None, topics=(topic,))
+                everything = replace(options, assign=None, topics=(topic,))
                 there = _queues(replace(view, options=everything).snapshot(), broker, topic)
                 raise ConfigError(
                     f"option assign names queue {missing[0]} of topic {topic!r} on broker {broker!r}; there are "
@@ -177,79 +183,47 @@ def _queues(snapshot: Snapshot, broker: str, topic: str) -> set[int]:
     return set(found.queues) if found is not None else set()
 
 
-def resolve_log_ends(options: ReadOptions, extents: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return the physical offset at which to end in every log, exclusive.
-
-    Args:
-        extents: First and end physical offset by broker.
-
-    Raises:
-        ConfigError: an offset is for a broker that there is not.
-        DataLossError: the log does not reach that far, or begins behind it.
-    """
-    ends = {broker: high for broker, (_, high) in extents.items()}
-    if isinstance(options.ending_offsets, str) or options.ending_timestamp is not None:
-        return ends
-    for broker, given in options.ending_offsets.items():
-        if broker not in extents:
-            raise ConfigError(
-                f"option endingOffsets names broker {broker!r}{suggest(broker, extents)}; there are "
-                f"{', '.join(extents)}",
-                key="endingOffsets",
-            )
-        assert isinstance(given, int)  # ReadOptions has checked it
-        low, high = extents[broker]
-        if given in (OFFSET_EARLIEST, OFFSET_LATEST):
-            ends[broker] = low if given == OFFSET_EARLIEST else high
-            continue
-        ends[broker] = nearest = min(max(given, low), high)
-        if given != nearest and options.fail_on_data_loss:
-            bound = f"lies beyond its end {high}" if given > high else f"lies before its begin {low}"
-            raise DataLossError(
-                f"the physical offset {given} of broker {broker!r} {bound} (endingOffsets); failOnDataLoss=false takes "
-                f"{nearest}",
-                broker=broker, first_offset=min(given, nearest), end_offset=max(given, nearest),
-            )  # fmt: skip
-    return ends
-
-
 def _start_by_policy(options: ReadOptions, policy: str, key: QueueKey, queue: QueueState) -> int:
     if policy == COMMITTED:
         if queue.committed >= 0:
             return _within("startingOffsets", options, key, queue, queue.committed, "committed ")
-        if options.starting_fallback == ERROR:
-            raise ConfigError(
-                f"group {options.group!r} has committed nothing of {key}; "
-                "startingFallback=earliest or latest says where to begin then",
-                key="startingFallback",
-            )
-        policy = options.starting_fallback
+        # A folder has no start pin, without which "latest" would move.
+        policy = EARLIEST if options.store else options.starting_fallback
+    if policy == ERROR:
+        raise ConfigError(
+            f"group {options.group!r} has committed nothing of {key}; startingFallback=earliest or latest says where "
+            "to begin then"
+            if key.topic
+            else f"of a whole log, as that of broker {key.broker!r}, no group commits offsets, so startingOffsets="
+            f"{COMMITTED} does not say where to begin: startingFallback=earliest or latest does",
+            key="startingFallback",
+        )
     return queue.high if policy == LATEST else queue.low
 
 
 def _within(option: str, options: ReadOptions, key: QueueKey, queue: QueueState, given: int, kind: str = "") -> int:
-    """Return an offset that the queue has."""
+    """Return an offset that the queue, or the log, has."""
     if given == OFFSET_LATEST:
         return queue.high
     if given == OFFSET_EARLIEST:
         return queue.low
-    if given > queue.high:
-        if not options.fail_on_data_loss:
-            return queue.high
-        raise DataLossError(
-            f"the {kind}offset {given} of {key} lies beyond its end {queue.high} ({option}); "
-            "failOnDataLoss=false takes the end",
-            **key._asdict(), first_offset=queue.high, end_offset=given,
-        )  # fmt: skip
-    if given < queue.low:
-        if not options.fail_on_data_loss:
-            return queue.low
-        raise DataLossError(
-            f"offsets {given} to {queue.low} of {key} are gone: {REMOVED} ({kind}{option}); "
-            "failOnDataLoss=false begins at the oldest there is",
-            **key._asdict(), first_offset=given, end_offset=queue.low,
-        )  # fmt: skip
-    return given
+    nearest = min(max(given, queue.low), queue.high)
+    if given == nearest or not options.fail_on_data_loss:
+        return nearest
+    where = f"offset {given} of {key}" if key.topic else f"physical offset {given} of broker {key.broker!r}"
+    beyond = f"the {kind}{where} lies beyond its end {queue.high} ({option}); failOnDataLoss=false takes "
+    if not key.topic and option == "endingOffsets":
+        before = f"the {where} lies before its begin {queue.low} ({option}); failOnDataLoss=false takes "
+        text = f"{beyond if given > nearest else before}{nearest}"
+    elif given > nearest:
+        text = f"{beyond}the end"
+    else:
+        reason = REMOVED if key.topic else "retention has removed them"
+        text = (
+            f"{key.span(given, nearest)} are gone: {reason} ({kind}{option}); "
+            "failOnDataLoss=false begins at the oldest there is"
+        )
+    raise DataLossError(text, **key._asdict(), first_offset=min(given, nearest), end_offset=max(given, nearest))
 
 
 def _search(view: ServersView, key: QueueKey, queue: QueueState, time_ms: int) -> int:

@@ -8,6 +8,7 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.spark.options import OPTION_NAMES, ReadOptions, parse_time, without_catalogs
 from headrace.spark.scan import ServersSource, StoreSource
+from headrace.spark.streams.positions import QueueKey
 
 ONLINE = {"servers": "127.0.0.1:9876", "topics": "orders"}
 
@@ -150,7 +151,7 @@ def test_values():
         maxTriggerDelay="90s",
         columns="topic,prop:x",
     )
-    assert options.starting_offsets == {"orders": {"b": {0: 5, 1: -1}}}
+    assert options.starting_offsets == {QueueKey("orders", "b", 0): 5, QueueKey("orders", "b", 1): -1}
     assert options.starting_timestamp == 1769860800000
     assert options.ending_timestamp == 1700000000000
     assert options.tags == ("paid", "sent")
@@ -175,7 +176,8 @@ def test_sources():
     assert ReadOptions.parse({"store": "/data", "scan": "log"}).source == StoreSource("/data")
     assert ReadOptions.parse({"path": "/data", "topics": "a"}).is_log_mode
     assert isinstance(parse().source, ServersSource)
-    assert ReadOptions.parse({"store": "/d", "scan": "log", "startingOffsets": '{"b": 5}'}).starting_offsets == {"b": 5}  # type: ignore[comparison-overlap]
+    log = ReadOptions.parse({"store": "/d", "scan": "log", "startingOffsets": '{"b": 5}'})
+    assert log.starting_offsets == {QueueKey.of_log("b"): 5}
     with pytest.raises(ConfigError, match="physical offsets"):
         ReadOptions.parse({"store": "/d", "scan": "log", "startingOffsets": '{"t": {"b": {"0": 5}}}'})
 

@@ -18,17 +18,18 @@ from headrace.format.side_file import write_side_file
 from headrace.remoting.blocking import Cluster, Pulled
 from headrace.remoting.codes import ResponseCode
 from headrace.spark.errors import DataLossError
-from headrace.spark.files import StoreFiles
-from headrace.spark.log_starts import resolve_log_starts
+from headrace.spark.files import LogExtent, StoreFiles
 from headrace.spark.options import COMMITTED, EARLIEST, ReadOptions
 from headrace.spark.partitions import LogPartition
 from headrace.spark.reader import BatchReader, find_log_topics, plan_log_partitions
-from headrace.spark.remote import BrokerState, QueueState, ServersView, Snapshot, TopicState
+from headrace.spark.remote import BrokerState, QueueState, ServersView, Snapshot, TopicState, state_of_log
 from headrace.spark.starts import resolve_ends, resolve_starts
+from headrace.spark.streams.positions import QueueKey
 from headrace.spark.streams.stream import StreamReader
 from tests.unit.spark.test_files import SEGMENT, make_store, write_mark
 
 BROKER = "b"
+QUEUE_0 = QueueKey("t", BROKER, 0)
 
 
 @dataclass
@@ -81,7 +82,7 @@ def view_of(broker: RocketMQ, **given: str) -> tuple[ServersView, Snapshot]:
     options = ReadOptions.parse({"servers": "a:1", "topics": "t", **given})
     view = ServersView(options.source, options, cast("Cluster", broker))  # type: ignore[arg-type]
     view._foreign[BROKER] = ()
-    return view, {BROKER: BrokerState(BROKER, {"t": TopicState(0, {0: broker.queue})}, is_headrace=False)}
+    return view, {BROKER: BrokerState(BROKER, {"t": TopicState(0, {0: broker.queue})})}
 
 
 TIMES = [100, 100, 110, 200, 200, 200, 200, 200, 300]
@@ -98,9 +99,9 @@ def test_rocketmq_reads_by_time_are_exact(time_ms: int, low: int, is_exact: bool
         names = ("starting" + (by_queue or "Timestamp"), "ending" + (by_queue or "Timestamp"))
         broker = RocketMQ(TIMES, low, is_exact)
         view, snapshot = view_of(broker, **{names[0]: given})
-        assert resolve_starts(view, snapshot, "earliest") == {"t": {BROKER: {0: expected}}}
+        assert resolve_starts(view.options, snapshot, "earliest", view) == {QUEUE_0: expected}
         view, snapshot = view_of(broker, **{names[1]: given})
-        assert resolve_ends(view, snapshot) == {"t": {BROKER: {0: expected}}}
+        assert resolve_ends(view.options, snapshot, view) == {QUEUE_0: expected}
         assert broker.asked <= 8
 
 
@@ -109,14 +110,14 @@ def test_rocketmq_time_behind_the_newest_message(is_exact: bool) -> None:
     """The end takes the last message too; a start has none, which is an error or the end."""
     broker = RocketMQ(TIMES, 7, is_exact)
     view, snapshot = view_of(broker, endingTimestamp="5000")
-    assert resolve_ends(view, snapshot) == {"t": {BROKER: {0: 7 + len(TIMES)}}}
+    assert resolve_ends(view.options, snapshot, view) == {QUEUE_0: 7 + len(TIMES)}
     view, snapshot = view_of(broker, startingTimestamp="5000")
     with pytest.raises(ConfigError, match="no message stored at or after 5000"):
-        resolve_starts(view, snapshot, "earliest")
+        resolve_starts(view.options, snapshot, "earliest", view)
     view, snapshot = view_of(broker, startingTimestamp="5000", startingTimestampStrategy="latest")
-    assert resolve_starts(view, snapshot, "earliest") == {"t": {BROKER: {0: 7 + len(TIMES)}}}
+    assert resolve_starts(view.options, snapshot, "earliest", view) == {QUEUE_0: 7 + len(TIMES)}
     view, snapshot = view_of(RocketMQ([]), endingTimestamp="5000")
-    assert resolve_ends(view, snapshot) == {"t": {BROKER: {0: 0}}}
+    assert resolve_ends(view.options, snapshot, view) == {QUEUE_0: 0}
 
 
 QUEUE = RocketMQ([0] * 10, low=40)
@@ -124,8 +125,8 @@ QUEUE = RocketMQ([0] * 10, low=40)
 
 def resolve(option: str, view: ServersView, snapshot: Snapshot) -> Any:
     if option.startswith("starting"):
-        return resolve_starts(view, snapshot, "earliest")
-    return resolve_ends(view, snapshot)
+        return resolve_starts(view.options, snapshot, "earliest", view)
+    return resolve_ends(view.options, snapshot, view)
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
@@ -134,7 +135,7 @@ def test_offsets_of_a_queue(option: str) -> None:
 
     def found(given: int, **more: str) -> int:
         view, snapshot = view_of(QUEUE, **{option: json.dumps({"t": {BROKER: {"0": given}}})}, **more)
-        return int(resolve(option, view, snapshot)["t"][BROKER][0])
+        return int(resolve(option, view, snapshot)[QUEUE_0])
 
     assert [found(given) for given in (40, 45, 50, -1, -2)] == [40, 45, 50, 50, 40]
     for given, lost, says in ((39, (39, 40), "are gone: retention"), (51, (50, 51), "beyond its end 50")):
@@ -170,7 +171,7 @@ def test_a_start_where_the_group_has_committed() -> None:
         view, _ = view_of(QUEUE, startingOffsets=COMMITTED, group="g", **more)
         queue = QueueState(40, 50, committed)
         snapshot = {BROKER: BrokerState(BROKER, {"t": TopicState(0, {0: queue})})}
-        return resolve_starts(view, snapshot, "earliest")["t"][BROKER][0]
+        return resolve_starts(view.options, snapshot, "earliest", view)[QUEUE_0]
 
     assert [found(committed) for committed in (40, 45, 50)] == [40, 45, 50]
     with pytest.raises(DataLossError, match=r"offsets 0 to 40 .* are gone: retention has removed them"):
@@ -202,11 +203,11 @@ def test_assign_names_what_there_is(assign: dict[str, Any], says: str) -> None:
     options = ReadOptions.parse({"servers": "a:1", "assign": json.dumps(assign)})
     view = Everything(options.source, options, cast("Cluster", None))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=says) as caught:
-        resolve_starts(view, view.snapshot(), "earliest")
+        resolve_starts(options, view.snapshot(), "earliest", view)
     assert caught.value.key == "assign"
     options = ReadOptions.parse({"servers": "a:1", "assign": json.dumps({"t": {BROKER: [2]}})})
     view = Everything(options.source, options, cast("Cluster", None))  # type: ignore[arg-type]
-    assert resolve_starts(view, view.snapshot(), "earliest") == {"t": {BROKER: {2: 0}}}
+    assert resolve_starts(options, view.snapshot(), "earliest", view) == {QueueKey("t", BROKER, 2): 0}
 
 
 @pytest.fixture
@@ -381,6 +382,8 @@ def test_start_below_the_oldest(tmp_path):
 def test_logs_that_are_not_named_begin_as_by_default():
     """docs/spark/source.md, "Options": a batch at their beginning, a stream where startingFallback says."""
     options = ReadOptions.parse({"servers": "a:1", "scan": "log", "startingOffsets": '{"b": -1}'})
-    extents = {"a": (100, 900), "b": (0, 700)}
-    assert resolve_log_starts(options, extents, EARLIEST) == {"a": 100, "b": 700}
-    assert resolve_log_starts(options, extents, COMMITTED) == {"a": 900, "b": 700}
+    extents = (LogExtent("a", 1000, ((100, 900),)), LogExtent("b", 1000, ((0, 700),)))
+    snapshot = {extent.broker: state_of_log(extent) for extent in extents}
+    a, b = QueueKey.of_log("a"), QueueKey.of_log("b")
+    assert resolve_starts(options, snapshot, EARLIEST) == {a: 100, b: 700}
+    assert resolve_starts(options, snapshot, COMMITTED) == {a: 900, b: 700}

@@ -22,21 +22,21 @@ _REMEDY = "failOnDataLoss=false goes on"
 
 @dataclass(slots=True)
 class Continuity:
-    """Checks one position; ``lost`` counts what is gone when that is no error."""
+    """Checks one position; ``lost`` counts the messages that are gone when that is no error."""
 
     begin: Position
     fail_on_data_loss: bool
     lost: int = 0
 
     def next_offset(self, key: QueueKey, state: BrokerState, queue: QueueState, offset: int) -> int:
-        """Return where to go on in a queue that the stream has read up to ``offset``.
+        """Return where to go on in a queue, or a log, that the stream has read up to ``offset``.
 
         Raises:
             DataLossError: not there, and that is an error.
         """
         if self.has_other_store(state) and not self.fail_on_data_loss:
             # What was not read of the old store nobody knows; of the new one, what retention has removed is lost.
-            self._count(f"{key} begins anew at {queue.low}: {self._reason(state)}", queue.low)
+            self._count(key, f"{key} begins anew at {queue.low}: {self._reason(state)}", queue.low)
             return queue.low
         created = self.begin.creations.get(key.topic, {}).get(key.broker, 0)
         is_new_topic = created != 0 and state.topics[key.topic].epoch not in (0, created)
@@ -56,15 +56,15 @@ class Continuity:
                     f"{text}; others have their offsets now, and {_REMEDY} with those",
                     key, cut, offset,
                 )  # fmt: skip
-            self._count(text, 0)
+            self._count(key, text, 0)
             return max(cut, queue.low)
         if offset > queue.high:
             return self._beyond(key, state, queue, offset)
         if offset < queue.low:
-            text = f"offsets {offset} to {queue.low} of {key} are gone: retention removed them before they were read"
+            text = f"{key.span(offset, queue.low)} are gone: retention removed them before they were read"
             if self.fail_on_data_loss:
                 raise self._error(f"{text}; {_REMEDY} at {queue.low}", key, offset, queue.low)
-            self._count(text, queue.low - offset)
+            self._count(key, text, queue.low - offset)
             return queue.low
         return offset
 
@@ -74,15 +74,16 @@ class Continuity:
         return min((end for epoch, end in queue.ends.items() if epoch > seen > 0), default=None)
 
     def _beyond(self, key: QueueKey, state: BrokerState, queue: QueueState, offset: int) -> int:
-        text = f"{key} ends at offset {queue.high}, but was read up to {offset}: {self._reason(state)}"
-        if not state.store_id:
+        end = f"offset {queue.high}" if key.topic else queue.high
+        text = f"{key} ends at {end}, but was read up to {offset}: {self._reason(state)}"
+        if key.topic and not state.store_id:
             # RocketMQ begins a topic that is made again at 0 and tells no identity. A lost end looks the same, and then
             # all of it was read: from its begin whole queues would come twice.
             text += f", or the topic was deleted and made again, and what it has below {queue.high} is not read"
         if self.fail_on_data_loss:
             raise self._error(f"{text}; {_REMEDY} from {queue.high}", key, queue.high, offset)
         # These were read: nothing is lost to this stream, but what is stored from here on is read.
-        self._count(text, 0)
+        self._count(key, text, 0)
         return queue.high
 
     def _reason(self, state: BrokerState) -> str:
@@ -96,32 +97,6 @@ class Continuity:
             )
         return "the queue was emptied, or the broker lost its data"
 
-    def next_physical_offset(self, state: BrokerState, offset: int) -> int:
-        """Return where to go on in a log. Raises: as ``next_offset``."""
-        assert state.log is not None
-        low, high = state.log
-        if self.has_other_store(state) and not self.fail_on_data_loss:
-            self._count(f"the log of broker {state.broker!r} is read from {low}: {self._reason(state)}", 0)
-            return low
-        if offset > high:
-            text = (
-                f"the log of broker {state.broker!r} ends at {high}, but was read up to {offset}: {self._reason(state)}"
-            )
-            if self.fail_on_data_loss:
-                raise self._error(f"{text}; {_REMEDY} from {high}", QueueKey("", state.broker, -1), high, offset)
-            self._count(text, 0)
-            return high
-        if offset < low:
-            text = (
-                f"physical offsets {offset} to {low} of broker {state.broker!r} are gone: "
-                "retention removed them before they were read"
-            )
-            if self.fail_on_data_loss:
-                raise self._error(f"{text}; {_REMEDY} at {low}", QueueKey("", state.broker, -1), offset, low)
-            self._count(text, 0)
-            return low
-        return offset
-
     def check_store(self, state: BrokerState) -> None:
         """Look whether a broker has the store it had. Raises: as ``next_offset``."""
         if not self.has_other_store(state):
@@ -131,9 +106,10 @@ class Continuity:
             f"broker {state.broker!r} has another store than when the checkpoint was written ({state.store_id}, not "
             f"{store_id}): its folder was replaced, so offsets name other messages"
         )
+        key = QueueKey.of_log(state.broker)
         if self.fail_on_data_loss:
-            raise self._error(f"{text}; {_REMEDY} with all that is there", QueueKey("", state.broker, -1), 0, 0)
-        self._count(text, 0)
+            raise self._error(f"{text}; {_REMEDY} with all that is there", key, 0, 0)
+        self._count(key, text, 0)
 
     def has_other_store(self, state: BrokerState) -> bool:
         """Return whether a broker has another store than when the position was written."""
@@ -153,21 +129,21 @@ class Continuity:
         )
         if self.fail_on_data_loss:
             raise self._error(f"{text}; raise readQueueNums again, or {_REMEDY} without them", key, offset, high)
-        self._count(text, high - offset)
+        self._count(key, text, high - offset)
         return high
 
     def topic_gone(self, topic: str, broker: str) -> None:
         """A topic that was read is not there any more. Raises: as ``next_offset``."""
         text = f"topic {topic!r} of broker {broker!r} was deleted since the checkpoint was written"
+        key = QueueKey(topic, broker, -1)
         if self.fail_on_data_loss:
-            raise self._error(
-                f"{text}; {_REMEDY} without it, or begin a new checkpoint", QueueKey(topic, broker, -1), 0, 0
-            )
-        self._count(text, 0)
+            raise self._error(f"{text}; {_REMEDY} without it, or begin a new checkpoint", key, 0, 0)
+        self._count(key, text, 0)
 
     def _error(self, text: str, key: QueueKey, first_offset: int, end_offset: int) -> DataLossError:
         return DataLossError(text, **key._asdict(), first_offset=first_offset, end_offset=end_offset)
 
-    def _count(self, text: str, lost: int) -> None:
+    def _count(self, key: QueueKey, text: str, lost: int) -> None:
+        lost = lost if key.topic else 0  # of a log nobody knows how many messages they were
         self.lost += lost
         logger.warning("stream goes on over a loss messages=%d what=%s", lost, text)

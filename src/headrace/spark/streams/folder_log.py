@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import StoreFiles
-from headrace.spark.streams.positions import Position
+from headrace.spark.streams.positions import Position, QueueKey
 
 
 def kept_name(files: StoreFiles, position: Position, asked_name: str) -> str | None:
@@ -22,9 +22,9 @@ def kept_name(files: StoreFiles, position: Position, asked_name: str) -> str | N
     Raises:
         ConfigError: another name is asked for, or it cannot be said which log of the checkpoint this is.
     """
-    if files.broker in position.logs:
+    if files.broker in position.brokers:
         return files.broker
-    identities = {broker: position.stores.get(broker, ("",))[0] for broker in position.logs}
+    identities = {broker: position.stores.get(broker, ("",))[0] for broker in position.brokers}
     same = sorted(broker for broker, store_id in identities.items() if store_id and store_id == files.store_id)
     if len(same) == 1 and not asked_name:
         return same[0]
@@ -70,5 +70,5 @@ def require_folder_of(files: StoreFiles, planned: Position, brokers: set[str], *
         raise DataLossError(
             f"a batch of the log of broker {files.broker!r} was planned over another store ({store_id}) than this "
             f"folder is now ({files.store_id}): its offsets name other messages",
-            topic="", broker=files.broker, queue_id=-1, first_offset=0, end_offset=planned.logs[files.broker],
+            broker=files.broker, first_offset=0, end_offset=planned.offsets[QueueKey.of_log(files.broker)],
         )  # fmt: skip

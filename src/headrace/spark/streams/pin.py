@@ -10,7 +10,7 @@ Ref: docs/spark/source.md, "Start pin".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -21,7 +21,7 @@ from headrace.remoting.codes import ResponseCode
 from headrace.spark.remote import ServersView, Snapshot
 from headrace.spark.retry import insist
 from headrace.spark.starts import each_state
-from headrace.spark.streams.positions import QueueKey, Queues, each_queue, put_queue
+from headrace.spark.streams.positions import QueueKey
 
 MARK_TOPIC, LOG_TOPIC = TEMPLATE_TOPICS
 """Every broker has them, and nobody reads them. Physical offsets of logs are pinned in the second; in the first there
@@ -39,23 +39,25 @@ class StartPin:
         self._view = view
         self.group = f"{group}_start"
 
-    def load(self) -> tuple[Queues, Snapshot]:
-        """Return the pinned queue offsets, and the state of all queues (committed offsets in it are the pin's)."""
+    def load(self) -> tuple[dict[QueueKey, int], Snapshot]:
+        """Return what is pinned, and the state of everything (committed offsets in it are the pin's)."""
         snapshot = self._view.snapshot(group=self.group)
-        pinned: Queues = {}
+        pinned: dict[QueueKey, int] = {}
         if self._is_unfinished():
             return pinned, snapshot
         for key, queue in each_state(snapshot):
-            shift = 0 if snapshot[key.broker].is_headrace else 1
-            if queue.committed >= shift:
-                put_queue(pinned, key, queue.committed - shift)
+            kept = queue.committed if key.topic else self._query(key.broker, LOG_TOPIC) or 0
+            if kept >= self._shift(key):
+                pinned[key] = kept - self._shift(key)
         return pinned, snapshot
 
-    def save(self, starts: Queues, *, is_first: bool) -> None:
-        """Keep queue offsets; ``is_first``: all of them, none was kept before. Raises: as ``ServersView.commit``."""
-        self._save([(key, at + self._view.is_foreign(key.broker)) for key, at in each_queue(starts)], is_first)
+    def _shift(self, key: QueueKey) -> int:
+        """Return how much more than an offset is kept for it; physical ones are kept alike everywhere."""
+        return 1 if not key.topic or self._view.is_foreign(key.broker) else 0
 
-    def _save(self, rows: list[tuple[QueueKey, int]], is_first: bool) -> None:
+    def save(self, starts: Mapping[QueueKey, int], *, is_first: bool) -> None:
+        """Keep offsets; ``is_first``: all of them, none was kept before. Raises: as ``ServersView.commit``."""
+        rows = [(_place(key), at + self._shift(key)) for key, at in sorted(starts.items())]
         if is_first:
             self._replace(rows)
         else:
@@ -80,20 +82,9 @@ class StartPin:
     def _is_unfinished(self) -> bool:
         return any(self._query(broker, MARK_TOPIC) is not None for broker in self._markers())
 
-    def drop(self, queues: Queues) -> None:
-        """Forget the offsets of these queues. Raises: as ``ServersView.commit``."""
-        self._replace([(key, 0) for key, _ in each_queue(queues)], FORGET)
-
-    def load_logs(self) -> dict[str, int]:
-        """Return the pinned physical offsets by broker."""
-        found: dict[str, int] = {}
-        if self._is_unfinished():
-            return found
-        for broker in self._view.brokers():
-            pinned = self._query(broker, LOG_TOPIC)
-            if pinned:
-                found[broker] = pinned - 1
-        return found
+    def drop(self, keys: Iterable[QueueKey]) -> None:
+        """Forget the offsets of these queues and logs. Raises: as ``ServersView.commit``."""
+        self._replace([(_place(key), 0) for key in sorted(keys)], FORGET)
 
     def _query(self, broker: str, topic: str) -> int | None:
         view = self._view
@@ -104,10 +95,7 @@ class StartPin:
         except RemotingRefusedError:
             return None
 
-    def save_logs(self, starts: dict[str, int], *, is_first: bool) -> None:
-        """Keep physical offsets; ``is_first`` as in ``save``. Raises: as ``ServersView.commit``."""
-        self._save([(QueueKey(LOG_TOPIC, broker, 0), at + 1) for broker, at in starts.items()], is_first)
 
-    def drop_logs(self, brokers: list[str]) -> None:
-        """Forget the offsets of these brokers. Raises: as ``ServersView.commit``."""
-        self._replace([(QueueKey(LOG_TOPIC, broker, 0), 0) for broker in brokers], FORGET)
+def _place(key: QueueKey) -> QueueKey:
+    """Return where the offset of a queue or a log is kept."""
+    return key if key.topic else QueueKey(LOG_TOPIC, key.broker, 0)

@@ -27,7 +27,7 @@ from headrace.spark.remote import PROGRESS, ServersView
 from headrace.spark.scan import ServersSource
 from headrace.spark.streams.admission import UNKNOWN_RECORD_BYTES
 from headrace.spark.streams.pin import StartPin
-from headrace.spark.streams.positions import Position, PositionError, QueueKey, Queues, each_queue, get_queue, put_queue
+from headrace.spark.streams.positions import Position, PositionError, QueueKey
 
 logger = logging.getLogger(__name__)
 
@@ -76,18 +76,14 @@ def lag_of_progress(progress: Any) -> Lag:
         lost += end.lost
         if latest is None:
             continue
-        if end.is_log:
-            for broker, high in latest.logs.items():
-                queues[QueueKey("", broker, -1)] = behind = max(0, high - end.logs.get(broker, high))
-                size_bytes += behind
+        for key, high in sorted(latest.offsets.items()):
+            queues[key] = behind = max(0, high - end.offsets.get(key, 0 if key.topic else high))
+            if key.topic:
+                messages += behind
+                size_bytes += behind * end.record_bytes.get(key.topic, UNKNOWN_RECORD_BYTES)
+            else:
                 messages = -1
-            continue
-        for key, high in latest.each():
-            reached = end.get(key)
-            behind = max(0, high - (reached if reached is not None else 0))
-            queues[key] = behind
-            messages += behind
-            size_bytes += behind * end.record_bytes.get(key.topic, UNKNOWN_RECORD_BYTES)
+                size_bytes += behind
     return Lag(messages, size_bytes, lost, queues)
 
 
@@ -186,17 +182,16 @@ class ProgressListener(StreamingQueryListener):
                 "query with several sources, all reported under one group group=%s sources=%d: if they have groups of "
                 "their own, add a listener for each with its topics, topicPattern or assign", options.group, len(ends),
             )  # fmt: skip
-        reached: Queues = {}
+        reached: dict[QueueKey, int] = {}
         for end in ends:
-            for key, offset in end.each():
+            for key, offset in end.offsets.items():
                 if not self._selects or (options.wants_topic(key.topic) and options.wants_queue(*key)):
-                    before = get_queue(reached, key)
-                    put_queue(reached, key, offset if before is None else min(before, offset))
+                    reached[key] = min(offset, reached.get(key, offset))
         if not reached:
             return
         there = self._view.brokers()
-        rows = [(key, offset) for key, offset in each_queue(reached) if key.broker in there]
+        rows = [(key, offset) for key, offset in sorted(reached.items()) if key.broker in there]
         self._view.commit(options.group, rows, more=PROGRESS)
-        if self._pin_dropped_of != run and Position(queues=reached).brokers <= there.keys():
+        if self._pin_dropped_of != run and len(rows) == len(reached):
             StartPin(self._view, options.group).drop(reached)
             self._pin_dropped_of = run

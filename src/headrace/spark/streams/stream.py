@@ -31,19 +31,18 @@ from pyspark.sql.streaming.datasource import (
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
-from headrace.spark.log_starts import began_elsewhere_in_logs, resolve_log_starts
 from headrace.spark.options import COMMITTED, EARLIEST, LATEST, OFFSET_LATEST, ReadOptions
 from headrace.spark.partitions import LogPartition, PartitionReader, cut_queues, split_bytes
 from headrace.spark.queue_reading import QueueRange
 from headrace.spark.reader import NO_END, find_log_topics, require_files
-from headrace.spark.remote import PROGRESS, BrokerState, ServersView, Snapshot
+from headrace.spark.remote import PROGRESS, BrokerState, QueueState, ServersView, Snapshot, state_of_log
 from headrace.spark.scan import LogSplit, cut
 from headrace.spark.starts import began_elsewhere, each_state, resolve_starts
 from headrace.spark.streams.admission import SAMPLED_ROWS, UNKNOWN_RECORD_BYTES, Backlog, admit
 from headrace.spark.streams.continuity import Continuity
 from headrace.spark.streams.folder_log import kept_name, require_folder_of
 from headrace.spark.streams.pin import StartPin
-from headrace.spark.streams.positions import Position, QueueKey, Queues, each_queue, get_queue, put_queue
+from headrace.spark.streams.positions import Position, QueueKey
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_available_now = False
         self._target: dict[str, BrokerState] | None = None
         self._view: ServersView | None = None
-        self._extent: LogExtent | None = None  # of a folder
         self._folder_name = ""  # what it is called, where its log goes on under the name that the checkpoint has
         self._missing: dict[str, tuple[tuple[int, int], ...]] = {}  # of each log, said already
         self._gone: set[tuple[str, str]] = set()  # topics on brokers, said already
@@ -76,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._unknown: set[str] = set()  # brokers of the checkpoint, said already
         self._record_bytes: dict[str, tuple[int, float]] = {}
         self._last_batch_s = time.monotonic()
-        self._committed: Queues = {}
+        self._committed: dict[QueueKey, int] = {}
         self._is_pin_dropped = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,10 +97,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.store:
             if wait_ms and self._state is not None:
                 time.sleep(STORE_PAUSE_S)
-            self._extent = extent = self.options.source.extents()[0]
-            self._state = {extent.broker: _state_of_store(extent)}
+            (extent,) = self.options.source.extents()
+            self._state = {extent.broker: state_of_log(extent)}
         else:
-            was_there = begin is not None and begin.queues.keys() >= set(self.options.named_topics or ())
+            was_there = begin is not None and {key.topic for key in begin.offsets} >= {
+                *(self.options.named_topics or ())
+            }
             self._state = self._servers().snapshot(
                 known=self._state if wait_ms else None,
                 wait_ms=wait_ms,
@@ -122,11 +122,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """Return the most telling limit; the others are applied beside it."""
         options = self.options
-        if options.max_offsets_per_trigger and not options.is_log_mode:
+        if options.max_offsets_per_trigger:
             return ReadMaxRows(options.max_offsets_per_trigger)
         if options.max_bytes_per_trigger:
             return ReadMaxBytes(options.max_bytes_per_trigger)
-        if options.min_offsets_per_trigger and not options.is_log_mode:
+        if options.min_offsets_per_trigger:
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
@@ -138,70 +138,55 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             HeadraceError: it cannot be found out, or pinned.
         """
-        if self.options.is_log_mode:
-            return self._initial_logs().to_json()
-        view = self._servers()
+        if self.options.store:
+            snapshot: Snapshot = self._look()
+            starts = resolve_starts(self.options, snapshot, COMMITTED)
+            self._require_beginnings(snapshot, starts)
+        else:
+            starts, snapshot = self._pinned_starts(self._servers())
+        is_log = self.options.is_log_mode
+        position = Position(is_log, starts, start_ms=self.options.starting_timestamp if is_log else None)
+        _note_identity(position, snapshot)
+        return position.to_json()
+
+    def _pinned_starts(self, view: ServersView) -> tuple[dict[QueueKey, int], Snapshot]:
+        """Return where a stream begins on brokers, which remember it from now on, and their state."""
         pin = StartPin(view, self.options.group)
         starts, snapshot = pin.load()
-        if starts and began_elsewhere(view, snapshot, starts):
-            _tell_left(pin)
+        if starts and began_elsewhere(self.options, snapshot, starts, view):
+            logger.warning(
+                "start pin is of a stream that was to begin elsewhere, beginning where the options say group=%s",
+                pin.group,
+            )
             starts = {}
         elif starts:
             logger.info("start pin found, beginning there group=%s", pin.group)
         is_first = not starts
-        missing = [(key, queue) for key, queue in each_state(snapshot) if get_queue(starts, key) is None]
+        missing = {key: queue for key, queue in each_state(snapshot) if key not in starts}
         if missing and starts:
-            # They came after the pin: they begin as new queues do.
-            for key, queue in missing:
-                put_queue(starts, key, self._new_start(queue.low, queue.high))
+            # They came after the pin: they begin as new ones do.
+            starts |= {key: self._new_start(queue) for key, queue in missing.items()}
         elif missing:
             snapshot = view.snapshot(group=self.options.group)
-            starts = resolve_starts(view, snapshot, COMMITTED)
+            starts = resolve_starts(self.options, snapshot, COMMITTED, view)
+            self._require_beginnings(snapshot, starts)
         if missing:
             pin.save(starts, is_first=is_first)
-            logger.info("stream start pinned group=%s queues=%d", pin.group, sum(1 for _ in each_queue(starts)))
-        position = Position(queues=starts)
-        _note_identity(position, snapshot)
-        return position.to_json()
+            logger.info("stream start pinned group=%s queues=%d", pin.group, len(starts))
+        return starts, snapshot
 
-    def _require_beginnings(self, state: Snapshot, starts: Mapping[str, int]) -> None:
+    def _require_beginnings(self, state: Snapshot, starts: Mapping[QueueKey, int]) -> None:
         """Refuse to begin with the oldest of a log whose first file is missing. Raises: as ``require_files``."""
         if not isinstance(self.options.starting_offsets, str):
             return
-        for broker, start in starts.items():
-            found = state[broker]
-            if found.log is not None and start == found.log[0]:
-                require_files(broker, [lost for lost in found.missing if lost[1] == start], 0, start, self.options)
+        for key, queue in each_state(state):
+            if starts[key] == queue.low:
+                missing = [lost for lost in state[key.broker].missing if lost[1] == queue.low]
+                require_files(key.broker, missing, 0, queue.low, self.options)
 
-    def _initial_logs(self) -> Position:
-        state = self._look()
-        position = Position(is_log=True, start_ms=self.options.starting_timestamp)
-        _note_identity(position, state)
-        extents = {broker: found.log for broker, found in state.items() if found.log is not None}
-        if self.options.store:
-            position.logs = resolve_log_starts(self.options, extents, COMMITTED)
-            self._require_beginnings(state, position.logs)
-            return position
-        pin = StartPin(self._servers(), self.options.group)
-        position.logs = pin.load_logs()
-        if position.logs and began_elsewhere_in_logs(self.options, extents, position.logs):
-            _tell_left(pin)
-            position.logs = {}
-        is_first = not position.logs
-        missing = extents.keys() - position.logs.keys()
-        if missing and position.logs:
-            # They came after the pin: they begin as new brokers do.
-            position.logs |= {broker: self._new_start(*extents[broker]) for broker in missing}
-        elif missing:
-            position.logs = resolve_log_starts(self.options, extents, COMMITTED)
-            self._require_beginnings(state, position.logs)
-        if missing:
-            pin.save_logs(position.logs, is_first=is_first)
-        return position
-
-    def _new_start(self, low: int, high: int) -> int:
+    def _new_start(self, queue: QueueState) -> int:
         """Return where a queue or a log begins that appears while the stream lives."""
-        return low if self.options.new_queues == EARLIEST else high
+        return queue.low if self.options.new_queues == EARLIEST else queue.high
 
     # How far to go
 
@@ -241,7 +226,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _keep_name(self, position: Position) -> None:
         """Go on under the name that a folder's one log has in the checkpoint. Raises: as ``kept_name``."""
-        if not self.options.store or not position.logs:
+        if not self.options.store or not position.offsets:
             return
         files = self.options.source.files()  # type: ignore[union-attr]  # of a store
         name = kept_name(files, position, self.options.broker_name)
@@ -249,36 +234,70 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         self._folder_name = files.broker
         self.options = replace(self.options, broker_name=name)
-        self._state = self._extent = None
+        self._state = None
         logger.info("folder goes on under the name of its checkpoint broker=%s store=%s", name, self.options.store)
 
     def _has_backlog(self, begin: Position, state: Snapshot) -> bool:
-        if begin.is_log:
-            return any(found.log is not None and found.log[1] != begin.logs.get(b, -1) for b, found in state.items())
-        return any(queue.high != begin.get(key) for key, queue in each_state(state))
+        return any(queue.high != begin.offsets.get(key) for key, queue in each_state(state))
 
     def _waits_for_more(self, begin: Position, state: Snapshot) -> bool:
         """Whether minOffsetsPerTrigger has the batch wait."""
         least = self.options.min_offsets_per_trigger
-        if not least or begin.is_log or time.monotonic() - self._last_batch_s >= self.options.max_trigger_delay:
+        if not least or time.monotonic() - self._last_batch_s >= self.options.max_trigger_delay:
             return False
-        rows = sum(
-            max(0, queue.high - (offset if (offset := begin.get(key)) is not None else queue.low))
-            for key, queue in each_state(state)
-        )
+        rows = sum(max(0, queue.high - begin.offsets.get(key, queue.low)) for key, queue in each_state(state))
         return rows < least
 
     def _advance(self, begin: Position, start: dict[str, Any], state: Snapshot, limit: ReadLimit) -> dict[str, Any]:
         self._tell_unknown(begin, state)
-        is_unlimited = isinstance(limit, ReadAllAvailable)
-        end = self._advance_logs(begin, state, is_unlimited) if begin.is_log else None
-        if end is None:
-            end = self._advance_queues(begin, state, is_unlimited)
-        if end.queues == begin.queues and end.logs == begin.logs and end.lost == begin.lost:
+        continuity = Continuity(begin, self.options.fail_on_data_loss)
+        end = replace(begin, offsets=dict(begin.offsets), record_bytes={}, first={}, segments={})
+        for broker, found in state.items():
+            if found.missing != self._missing.get(broker, ()):
+                log = QueueKey.of_log(broker)
+                first = begin.offsets.get(log, self._new_start(found.topics[log.topic].queues[log.queue_id]))
+                require_files(broker, found.missing, first, NO_END, self.options)
+                self._missing[broker] = found.missing
+            continuity.check_store(found)
+        self._tell_gone(begin, state, continuity)
+        self._end_unreadable(begin, end, state, continuity)
+        for key in begin.offsets:
+            # Its store is another one, in which the topic may still be made: then all of it is new.
+            of_broker = state.get(key.broker)
+            if of_broker and key.topic not in of_broker.topics and continuity.has_other_store(of_broker):
+                end.first[key] = end.offsets[key] = 0
+        backlogs = []
+        for key, queue in each_state(state):
+            offset = begin.offsets.get(key)
+            if offset is None:
+                first = self._new_start(queue)
+            else:
+                first = continuity.next_offset(key, state[key.broker], queue, offset)
+            if first != offset:
+                end.first[key] = first
+            end.offsets[key] = first
+            if queue.high > first:
+                backlogs.append(Backlog(key, first, queue.high))
+        self._admit(backlogs, end, isinstance(limit, ReadAllAvailable))
+        end.lost += continuity.lost
+        if end.offsets == begin.offsets and end.lost == begin.lost:
             return start
+        if end.is_log:
+            end.segments = {broker: found.segment_bytes for broker, found in state.items()}
         self._last_batch_s = time.monotonic()
         _note_identity(end, state)
         return end.to_json()
+
+    def _admit(self, backlogs: Sequence[Backlog], end: Position, is_unlimited: bool) -> None:
+        """Move the end of a batch forward, as far as the options let it."""
+        sizes = {"": 1} if end.is_log else self._sizes(backlogs)
+        limits = {} if is_unlimited else {
+            "max_bytes": self.options.max_bytes_per_trigger, "max_rows": self.options.max_offsets_per_trigger,
+        }  # fmt: skip
+        for backlog, reached in admit(backlogs, sizes, **limits):
+            end.offsets[backlog.key] = reached
+        if not end.is_log:
+            end.record_bytes = {b.key.topic: sizes[b.key.topic] for b in backlogs if b.key.topic in sizes}
 
     def _tell_unknown(self, begin: Position, state: Snapshot) -> None:
         """Log which brokers of the checkpoint nobody knows: one that was down for long comes back, and is read then."""
@@ -290,48 +309,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )  # fmt: skip
         self._unknown = unknown
 
-    def _advance_queues(self, begin: Position, state: Snapshot, is_unlimited: bool) -> Position:
-        options = self.options
-        continuity = Continuity(begin, options.fail_on_data_loss)
-        end = Position(lost=begin.lost, creations=begin.creations, stores=begin.stores)
-        _merge(end.queues, begin.queues)
-        for found in state.values():
-            continuity.check_store(found)
-        self._tell_gone(begin, state, continuity)
-        self._end_unreadable(begin, end, state, continuity)
-        for key, _ in begin.each():
-            # Its store is another one, in which the topic may still be made: then all of it is new.
-            of_broker = state.get(key.broker)
-            if of_broker and key.topic not in of_broker.topics and continuity.has_other_store(of_broker):
-                put_queue(end.first, key, 0)
-                end.put(key, 0)
-        backlogs = []
-        for key, queue in each_state(state):
-            offset = begin.get(key)
-            if offset is None:
-                first = self._new_start(queue.low, queue.high)
-            else:
-                first = continuity.next_offset(key, state[key.broker], queue, offset)
-            if first != offset:
-                put_queue(end.first, key, first)
-            end.put(key, first)
-            if queue.high > first:
-                backlogs.append(Backlog(key, first, queue.high))
-        sizes = self._sizes(backlogs)
-        limits = {} if is_unlimited else {
-            "max_bytes": options.max_bytes_per_trigger, "max_rows": options.max_offsets_per_trigger,
-        }  # fmt: skip
-        for backlog, reached in admit(backlogs, sizes, **limits):
-            end.put(backlog.key, reached)
-        end.record_bytes = {b.key.topic: sizes[b.key.topic] for b in backlogs if b.key.topic in sizes}
-        end.lost += continuity.lost
-        return end
-
     def _tell_gone(self, begin: Position, state: Snapshot, continuity: Continuity) -> None:
         """Find topics of the checkpoint that their brokers have no more, each once."""
         gone = {
             (topic, broker)
-            for (topic, broker, _), _ in begin.each()
+            for topic, broker, _ in begin.offsets
             if broker in state and topic not in state[broker].topics and self.options.wants_topic(topic)
         }
         for topic, broker in sorted(gone - self._gone):
@@ -340,14 +322,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end_unreadable(self, begin: Position, end: Position, state: Snapshot, continuity: Continuity) -> None:
         """Find queues of the checkpoint that are no read queues any more: what was not read of them is a loss."""
-        for key, offset in begin.each():
+        for key, offset in sorted(begin.offsets.items()):
             found = state[key.broker].topics.get(key.topic) if key.broker in state else None
             if found is None or key.queue_id in found.queues or not self.options.wants_queue(*key):
                 continue
             first = continuity.end_unreadable(key, offset, self._end_of_unreadable(key))
             if first != offset:
-                put_queue(end.first, key, first)
-            end.put(key, first)
+                end.first[key] = first
+            end.offsets[key] = first
 
     def _end_of_unreadable(self, key: QueueKey) -> int:
         """Return where a queue ends that brokers do not tell of; asked once a minute."""
@@ -372,47 +354,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._record_bytes[topic] = (size or UNKNOWN_RECORD_BYTES, now_s + SAMPLE_EVERY_S)
         return {topic: size for topic, (size, _) in self._record_bytes.items()}
 
-    def _advance_logs(self, begin: Position, state: Snapshot, is_unlimited: bool) -> Position:
-        options = self.options
-        continuity = Continuity(begin, options.fail_on_data_loss)
-        end = Position(
-            is_log=True, logs=dict(begin.logs), lost=begin.lost, stores=begin.stores, start_ms=begin.start_ms
-        )
-        backlogs = []
-        for broker, found in state.items():
-            assert found.log is not None
-            if found.missing != self._missing.get(broker, ()):
-                start = begin.logs.get(broker, self._new_start(*found.log))
-                require_files(broker, found.missing, start, NO_END, options)
-                self._missing[broker] = found.missing
-            continuity.check_store(found)
-            low, high = found.log
-            key = QueueKey("", broker, 0)
-            offset = begin.logs.get(broker)
-            first = self._new_start(low, high) if offset is None else continuity.next_physical_offset(found, offset)
-            if first != offset:
-                put_queue(end.first, key, first)
-            end.logs[broker] = first
-            end.segments[broker] = found.segment_bytes
-            if high > first:
-                backlogs.append(Backlog(key, first, high))
-        max_bytes = 0 if is_unlimited else options.max_bytes_per_trigger
-        for backlog, reached in admit(backlogs, {"": 1}, max_bytes=max_bytes):
-            end.logs[backlog.key.broker] = reached
-        end.lost += continuity.lost
-        return end
-
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
         """Return the end of everything, as of the last look: Spark shows it in its progress."""
         if self._state is None:
             return None
-        position = Position(is_log=self.options.is_log_mode)
-        if position.is_log:
-            position.logs = {broker: found.log[1] for broker, found in self._state.items() if found.log is not None}
-        else:
-            for key, queue in each_state(self._state):
-                position.put(key, queue.high)
-        return position.to_json()
+        ends = {key: queue.high for key, queue in each_state(self._state)}
+        return Position(self.options.is_log_mode, ends).to_json()
 
     # One batch
 
@@ -428,31 +375,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._keep_name(until)
         if start == end:
             return []
-        if self._folder_name in begin.logs:  # the start of batch 0 was asked for before its end gave the name
-            begin.logs[self.options.broker_name] = begin.logs.pop(self._folder_name)
-        if begin.is_log:
-            return self._log_partitions(begin, until)
-        ranges = []
-        for key, reached in until.each():
-            # Before the start: a queue that came after the pin may have been pinned when batch 0 is planned again.
-            first = get_queue(until.first, key)
-            if first is None:
-                first = begin.get(key)
-            first = self._require_order(key, first, reached)
-            if reached > first:
-                size = until.record_bytes.get(key.topic, UNKNOWN_RECORD_BYTES)
-                ranges.append(QueueRange(**key._asdict(), start=first, end=reached, record_bytes=size))
-        return cut_queues(ranges, self.options, is_stream=True)
-
-    def _log_partitions(self, begin: Position, until: Position) -> list[InputPartition]:
+        before = QueueKey.of_log(self._folder_name)
+        if before in begin.offsets:  # the start of batch 0 was asked for before its end gave the name
+            begin.offsets[QueueKey.of_log(self.options.broker_name)] = begin.offsets.pop(before)
         ranges = {}
-        for broker, reached in sorted(until.logs.items()):
-            first = get_queue(until.first, QueueKey("", broker, 0))
-            if first is None:
-                first = begin.logs.get(broker)
-            first = self._require_order(QueueKey("", broker, -1), first, reached)
+        for key, reached in sorted(until.offsets.items()):
+            # Before the start: a queue that came after the pin may have been pinned when batch 0 is planned again.
+            first = self._require_order(key, until.first.get(key, begin.offsets.get(key)), reached)
             if reached > first:
-                ranges[broker] = (first, reached)
+                ranges[key] = (first, reached)
+        if begin.is_log:
+            return self._log_partitions({key.broker: found for key, found in ranges.items()}, until)
+        sizes = until.record_bytes
+        queues = [
+            QueueRange(*key, start=first, end=reached, record_bytes=sizes.get(key.topic, UNKNOWN_RECORD_BYTES))
+            for key, (first, reached) in ranges.items()
+        ]
+        return cut_queues(queues, self.options, is_stream=True)
+
+    def _log_partitions(self, ranges: Mapping[str, tuple[int, int]], until: Position) -> list[InputPartition]:
+        """Return what a batch of logs reads; ``ranges`` are by broker."""
         if self.options.store:
             files = self.options.source.files()  # type: ignore[union-attr]  # of a store
             require_folder_of(files, until, set(ranges), is_identity_checked=self.options.fail_on_data_loss)
@@ -477,15 +419,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return first
         if not self.options.fail_on_data_loss:
             return reached if first is None else first
-        where = key if key.topic else f"the log of broker {key.broker!r}"
         if first is None:
             raise DataLossError(
-                f"a batch of {where} ends at {reached}, and where it begins is not known any more: start "
+                f"a batch of {key} ends at {reached}, and where it begins is not known any more: start "
                 "the query as it was, with every broker there; failOnDataLoss=false takes it as empty",
                 **key._asdict(), first_offset=reached, end_offset=reached,
             )  # fmt: skip
         raise DataLossError(
-            f"a batch of {where} begins at {first} and ends at {reached}: the start has moved since the batch was "
+            f"a batch of {key} begins at {first} and ends at {reached}: the start has moved since the batch was "
             "planned; failOnDataLoss=false takes it as empty",
             **key._asdict(), first_offset=reached, end_offset=first,
         )  # fmt: skip
@@ -513,22 +454,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         view = self._servers()
         there = view.brokers().keys()
         if not self._is_pin_dropped and end.brokers <= there:  # as a whole: the rest of a pin makes its queues new ones
-            pin = StartPin(view, self.options.group)
-            if end.is_log:
-                pin.drop_logs(list(end.logs))
-            else:
-                pin.drop(end.queues)
+            StartPin(view, self.options.group).drop(end.offsets)
             self._is_pin_dropped = True
         if not self.options.commit_offsets or end.is_log:
             return
         rows = [
             (key, offset)
-            for key, offset in end.each()
-            if key.broker in there and get_queue(self._committed, key) != offset
+            for key, offset in sorted(end.offsets.items())
+            if key.broker in there and self._committed.get(key) != offset
         ]
         view.commit(self.options.group, rows, more=PROGRESS)
-        for key, offset in rows:
-            put_queue(self._committed, key, offset)
+        self._committed.update(rows)
 
     def stop(self) -> None:
         """Close the connections."""
@@ -547,7 +483,7 @@ def _require_stream(options: ReadOptions) -> None:
             "a stream needs the option group: a name of this query's own, for its start and its lag", key="group"
         )
     given = options.starting_offsets
-    is_latest = given == LATEST if isinstance(given, str) else any(at == OFFSET_LATEST for at in given.values())  # type: ignore[comparison-overlap]
+    is_latest = given == LATEST if isinstance(given, str) else OFFSET_LATEST in given.values()
     if options.store and (is_latest or given == COMMITTED):
         raise ConfigError(
             "a stream over a store's folder begins at earliest or at explicit physical offsets: nobody would remember "
@@ -563,24 +499,6 @@ def _require_stream(options: ReadOptions) -> None:
             raise ConfigError(f"option {name} is for batches: a stream has no end", key=name)
 
 
-def _state_of_store(extent: LogExtent) -> BrokerState:
-    return BrokerState(
-        extent.broker,
-        {},
-        extent.store_id,
-        extent.epoch,
-        extent.segment_bytes,
-        (extent.start, extent.end),
-        extent.missing,
-    )
-
-
-def _tell_left(pin: StartPin) -> None:
-    logger.warning(
-        "start pin is of a stream that was to begin elsewhere, beginning where the options say group=%s", pin.group
-    )
-
-
 def _note_identity(position: Position, state: Snapshot) -> None:
     """Write down whose offsets these are."""
     stores = {broker: (found.store_id, found.epoch) for broker, found in state.items() if found.store_id}
@@ -591,8 +509,3 @@ def _note_identity(position: Position, state: Snapshot) -> None:
             if row.epoch:
                 creations.setdefault(topic, {})[broker] = row.epoch
     position.creations = creations
-
-
-def _merge(into: Queues, more: Queues) -> None:
-    for key, number in each_queue(more):
-        put_queue(into, key, number)

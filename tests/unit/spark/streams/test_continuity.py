@@ -12,7 +12,7 @@ from headrace.spark.streams.positions import Position, QueueKey
 
 def state(low, high, *, store_id="s1", epoch=1, creation=5, ends=()):
     topics = {"orders": TopicState(creation, {2: QueueState(low, high, ends=dict(ends))})}
-    return BrokerState("b", topics, store_id, epoch, 1 << 20, (low, high))
+    return BrokerState("b", topics, store_id, epoch, 1 << 20)
 
 
 def position():
@@ -76,14 +76,18 @@ def test_a_broker_that_tells_no_identity_may_have_made_the_topic_again(caplog):
 
 
 def test_logs():
-    assert Continuity(position(), True).next_physical_offset(state(3, 9), 5) == 5
+    def next_offset(fail, found, offset):
+        continuity = Continuity(position(), fail)
+        return continuity.next_offset(QueueKey.of_log("b"), found, found.topics["orders"].queues[2], offset)
+
+    assert next_offset(True, state(3, 9), 5) == 5
     for found, offset, says, on in (
         (state(3, 9), 1, "physical offsets 1 to 3", 3),
         (state(3, 9, epoch=2), 11, "ends at 9", 9),
     ):
         with pytest.raises(DataLossError, match=says):
-            Continuity(position(), True).next_physical_offset(found, offset)
-        assert Continuity(position(), False).next_physical_offset(found, offset) == on
+            next_offset(True, found, offset)
+        assert next_offset(False, found, offset) == on
 
 
 def test_another_store():

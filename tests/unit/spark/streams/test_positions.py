@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from headrace.spark.streams.positions import (
-    Position,
-    PositionError,
-    QueueKey,
-    Queues,
-    each_queue,
-    get_queue,
-    put_queue,
-)
+from headrace.spark.streams.positions import Position, PositionError, QueueKey
+
+A_LOG = QueueKey.of_log("broker-a")
 
 
 def test_queues_come_in_the_order_of_topic_broker_and_number() -> None:
-    queues: Queues = {}
+    """Spark compares the text."""
     keys = [QueueKey("a", "x", 2), QueueKey("a", "x", 10), QueueKey("a", "y", 0), QueueKey("b", "x", 0)]
-    for number, key in enumerate(reversed(keys)):
-        put_queue(queues, key, number)
-    assert list(each_queue(queues)) == list(zip(keys, (3, 2, 1, 0), strict=True))
-    assert queues["a"]["y"] == {0: 1}
-
-
-def test_a_queue_that_is_not_there_has_no_number() -> None:
-    """0 is a number: what has none begins anew."""
-    position = Position()
-    key = QueueKey("orders", "broker-a", 3)
-    assert position.get(key) is None
-    position.put(key, 0)
-    assert position.get(key) == 0
-    assert get_queue(position.queues, key._replace(broker="orders", topic="broker-a")) is None
+    position = Position(offsets={key: number for number, key in enumerate(reversed(keys))})
+    text = '{"q": {"a": {"x": {"2": 3, "10": 2}, "y": {"0": 1}}, "b": {"x": {"0": 0}}}, "v": 1}'
+    assert json.dumps(position.to_json()) == text
+    assert Position.from_json(json.loads(text)) == position
 
 
 def test_text_is_what_sentences_call_a_queue() -> None:
     assert f"{QueueKey('orders', 'broker-a', 3)}" == "topic 'orders' queue 3 of broker 'broker-a'"
+    assert f"{QueueKey.of_log('broker-a')}" == "the log of broker 'broker-a'"
 
 
 @pytest.mark.parametrize(
@@ -63,3 +49,8 @@ def test_what_a_checkpoint_holds_is_read_again() -> None:
         "stores": {"broker-a": ["s1", 2]}, "topics": {"orders": {"broker-a": 9}},
     }  # fmt: skip
     assert Position.from_json(found).to_json() == found
+    log = {
+        "first": {"": {"broker-a": {"0": 3}}}, "log": {"broker-a": 7}, "segments": {"broker-a": 1 << 20}, "v": 1,
+    }  # fmt: skip
+    read = Position.from_json(log)
+    assert (read.to_json(), read.first, read.offsets) == (log, {A_LOG: 3}, {A_LOG: 7})

@@ -101,7 +101,7 @@ class Brokers:
             for name in names
             if name in self.queues
         }
-        log = {"min": self.log[0], "max": self.log[1]}
+        log = {"min": self.log[0], "max": self.log[1]} if wanted.get("log") else None
         missing = [name for name in names if name not in self.queues]
         return {
             "topics": topics, "store_id": self.store_id, "epoch": 1, "segment_bytes": 1 << 20, "log": log,
@@ -318,7 +318,7 @@ def test_the_broker_is_told_of_everything_it_told() -> None:
     end = stream.latestOffset(stream.initialOffset(), ALL)
     assert end["q"] == {"t1": {BROKER: {"0": 5, "1": 6}}}
     stream.latestOffset(end, ALL)
-    assert brokers.asked[-1]["known"] == {"topics": everything, "log": 0}
+    assert brokers.asked[-1]["known"] == {"topics": everything}
     stream = reader(brokers, assign='{"t1": {"b": [1]}}', group="h", startingOffsets="earliest")
     end = stream.latestOffset(stream.initialOffset(), ALL)
     assert end["q"] == {"t1": {BROKER: {"1": 6}}}
@@ -808,10 +808,10 @@ def test_what_is_not_told_to_a_broker_that_went_away_is_told_to_the_others(monke
     brokers = OneAway({"t": {0: (0, 9), 1: (0, 9)}}, names=["away", BROKER])
     listener = ProgressListener("a:1", "g")
     listener._view.cluster = cast("Cluster", brokers)
-    listener._report([Position(queues={"t": {"away": {0: 1}, BROKER: {1: 1}}})])
+    listener._report([Position(offsets={QueueKey("t", "away", 0): 1, QueueKey("t", BROKER, 1): 1})])
     brokers.names.remove("away")
     with pytest.raises(BrokerGoneError, match="'away'"):
-        listener._report([Position(queues={"t": {"away": {0: 2}, BROKER: {1: 3}}})])
+        listener._report([Position(offsets={QueueKey("t", "away", 0): 2, QueueKey("t", BROKER, 1): 3})])
     assert brokers.committed == {("g", "t", 0): 1, ("g", "t", 1): 3}
 
 
@@ -996,7 +996,7 @@ def test_a_listener_passes_over_topics_that_are_gone() -> None:
     brokers = Brokers({"t": {0: (0, 9)}}, committed={("g_start", "t", 0): 0})
     listener = ProgressListener("a:1", "g")
     listener._view.cluster = cast("Cluster", brokers)
-    listener._report([Position(queues={"t": {BROKER: {0: 9}}, "u": {BROKER: {0: 3}}})])
+    listener._report([Position(offsets={QueueKey("t", BROKER, 0): 9, QueueKey("u", BROKER, 0): 3})])
     assert brokers.committed == {("g", "t", 0): 9}
 
 
@@ -1005,7 +1005,7 @@ def test_a_listener_drops_the_pin_of_each_run() -> None:
     brokers = Brokers({"t": {0: (0, 9)}})
     listener = ProgressListener("a:1", "g")
     listener._view.cluster = cast("Cluster", brokers)
-    end = Position(queues={"t": {BROKER: {0: 9}}}).to_json()
+    end = Position(offsets={QueueKey("t", BROKER, 0): 9}).to_json()
     for run in ("one", "two"):
         brokers.committed["g_start", "t", 0] = 4
         source = SimpleNamespace(endOffset=end, latestOffset=None)
@@ -1033,7 +1033,7 @@ def test_a_listener_drops_the_pin_of_a_stream_over_rocketmq(monkeypatch: pytest.
     listener = ProgressListener("a:1", "g")
     listener._view.cluster = cast("Cluster", brokers)
     for _ in range(2):
-        listener._report([Position(queues={"t": {BROKER: {0: 9}}})])
+        listener._report([Position(offsets={QueueKey("t", BROKER, 0): 9})])
     assert brokers.committed == {("g", "t", 0): 9, ("g_start", "t", 0): 0}  # 0: nothing, as that broker says it
     assert len(asked) == 1
 
@@ -1041,7 +1041,10 @@ def test_a_listener_drops_the_pin_of_a_stream_over_rocketmq(monkeypatch: pytest.
 def test_listeners_of_a_query_with_two_sources(caplog: pytest.LogCaptureFixture) -> None:
     """Each source has its group; a listener that is told whose topics are whose reports no others."""
     brokers = Brokers({"t": {0: (0, 9)}, "u": {0: (0, 9)}})
-    ends = [Position(queues={"t": {BROKER: {0: 5}}, "u": {BROKER: {0: 3}}}), Position(queues={"u": {BROKER: {0: 7}}})]
+    ends = [
+        Position(offsets={QueueKey("t", BROKER, 0): 5, QueueKey("u", BROKER, 0): 3}),
+        Position(offsets={QueueKey("u", BROKER, 0): 7}),
+    ]
 
     def report(**options: str) -> None:
         listener = ProgressListener("a:1", "g", **options)
