@@ -13,7 +13,7 @@ import json
 import logging
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +30,7 @@ from headrace.remoting.blocking import Cluster, read_queue_request, require
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.spark import connections
 from headrace.spark.errors import REGISTRY, BrokerGoneError
-from headrace.spark.retry import insist
+from headrace.spark.retry import T, insist
 from headrace.spark.streams.positions import QueueKey
 
 if TYPE_CHECKING:
@@ -149,12 +149,11 @@ CommitRequest = tuple[int, dict[str, str], bytes]
 
 @dataclass(slots=True)
 class ServersView:
-    """The brokers as a reader sees them; counts its calls. Not for several threads at once."""
+    """The brokers as a reader sees them. Not for several threads at once."""
 
     source: ServersSource
     options: ReadOptions
     cluster: Cluster
-    calls: int = 0
     _foreign: dict[str, tuple[str, ...]] = field(default_factory=dict)  # RocketMQ's brokers, and their last topics
     _own: set[str] = field(default_factory=set)  # brokers known to be Headrace
     _gone: set[QueueKey] = field(default_factory=set)
@@ -168,6 +167,10 @@ class ServersView:
         assert not options.store
         return cls(source, options, connections.cluster_of(source))  # type: ignore[arg-type]  # no store: these are servers
 
+    def insist(self, broker: str, what: str, ask: Callable[[], T]) -> T:
+        """Return what ``ask`` returns, asking again while a broker is away or busy. Raises: as ``Retry.failed``."""
+        return insist(self.cluster, broker, what, self.source.retries, ask)
+
     def brokers(self) -> dict[str, str]:
         """Return address by name of every broker; asked anew every half minute.
 
@@ -176,18 +179,15 @@ class ServersView:
                 that is required.
         """
         if time.monotonic() >= self._brokers_until_s:
-            self.calls += 1
-            retries = self.source.retries
-            self._brokers = insist(self.cluster, REGISTRY, "the list of brokers", retries, self._ask_brokers)
+            self._brokers = self.insist(REGISTRY, "the list of brokers", self._ask_brokers)
             for broker in self.options.require_brokers:
                 if broker not in self._brokers:
-                    self._brokers = insist(self.cluster, broker, "its part", retries, partial(self._ask_for, broker))
+                    self._brokers = self.insist(broker, "its part", partial(self._ask_for, broker))
             self._brokers_until_s = time.monotonic() + _BROKERS_AGE_S
         return self._brokers
 
     def _ask_for(self, broker: str) -> dict[str, str]:
         """Return the brokers; one must be among them."""
-        self.calls += 1
         found = self._ask_brokers()
         if broker not in found:
             raise RouteNotFoundError(broker, self.source.servers)
@@ -243,7 +243,6 @@ class ServersView:
 
     def _topics_to_name(self) -> list[str]:
         """Return the topics that a registry knows, for the error about one that no broker has."""
-        self.calls += 1
         try:
             return self.cluster.topics()
         except ClientError as error:
@@ -254,7 +253,6 @@ class ServersView:
         self, broker: str, group: str, known: BrokerState | None, wait_ms: int
     ) -> tuple[BrokerState, set[str]]:
         if broker not in self._foreign:
-            self.calls += 1
             asked_s = time.monotonic()
             state = ask_state(self.cluster, self.source, broker, self._request(known), group=group, wait_ms=wait_ms)
             if state is not None:
@@ -271,10 +269,7 @@ class ServersView:
         if wait_ms:
             # Nothing there waits for us: as many calls a second as otherwise, whatever the number of topics.
             time.sleep(max(_ROCKETMQ_PAUSE_S, len(known.topics) / _CALLS_PER_S if known is not None else 0))
-        return insist(
-            self.cluster, broker, "its topics", self.source.retries,
-            lambda: self._ask_rocketmq(broker, self.cluster.broker_address(broker), group),
-        )  # fmt: skip
+        return self.insist(broker, "its topics", partial(self._ask_rocketmq, broker, group))
 
     def _request(self, known: BrokerState | None) -> dict[str, Any]:
         options = self.options
@@ -322,16 +317,15 @@ class ServersView:
             ends,
         )
 
-    def _ask_rocketmq(self, broker: str, address: str, group: str) -> tuple[BrokerState, set[str]]:
+    def _ask_rocketmq(self, broker: str, group: str) -> tuple[BrokerState, set[str]]:
         """Gather the state from a RocketMQ broker, by what its own clients and tools ask."""
-        options = self.options
+        options, address = self.options, self.cluster.broker_address(broker)
         named = options.named_topics
         if named is None:
             named = tuple(self._foreign_names(broker))
         topics: dict[str, TopicState] = {}
         missing: set[str] = set()
         for name in named:
-            self.calls += 1
             try:
                 stats = self.cluster.topic_stats(address, name)
             except RemotingRefusedError as error:
@@ -345,7 +339,6 @@ class ServersView:
                     continue
                 committed = None
                 if group:
-                    self.calls += 1
                     committed = self.cluster.query_offset(broker, group, name, queue_id)
                 low, high = max(row.min_offset, 0), max(row.max_offset, 0)
                 queues[queue_id] = QueueState(low, high, -1 if committed is None else committed)
@@ -355,7 +348,6 @@ class ServersView:
 
     def _foreign_names(self, broker: str) -> list[str]:
         """Return which topics to ask a RocketMQ broker for: those that a registry knows, and those that it had."""
-        self.calls += 1
         before = self._foreign.get(broker, ())
         try:
             found = self.cluster.topics()
@@ -373,7 +365,6 @@ class ServersView:
             BrokerGoneError: it does not answer.
         """
         if broker not in self._foreign and broker not in self._own:
-            self.calls += 1
             if ask_state(self.cluster, self.source, broker, {"topics": []}) is None:
                 self._foreign[broker] = ()
             else:
@@ -408,10 +399,9 @@ class ServersView:
             ext |= more or {}
             by_broker.setdefault(broker, []).append((int(RequestCode.UPDATE_CONSUMER_OFFSET), ext, b""))
         for broker, requests in by_broker.items():
-            self.calls += len(requests)
             send = partial(self._send, broker, group, requests, is_durable)
             try:
-                insist(self.cluster, broker, "commits of offsets", self.source.retries, send)
+                self.insist(broker, "commits of offsets", send)
             except BrokerGoneError as error:
                 gone = gone or error  # raised when the others are told
         if gone is not None:
@@ -421,7 +411,6 @@ class ServersView:
         """Send commits; RocketMQ 5 keeps offsets of groups it knows only: one that it does not is announced."""
         unknown = self._send_known(broker, requests, is_durable)
         if unknown:
-            self.calls += 2 + len(unknown)
             self.cluster.announce_group(broker, group, sorted({ext["topic"] for _, ext, _ in unknown}))
             self._send_known(broker, unknown, is_durable, is_announced=True)
 
@@ -463,17 +452,12 @@ class ServersView:
 
     def end_of(self, key: QueueKey) -> int:
         """Return where a queue ends, one that is not read too; 0 for one that is not there."""
-        topic, broker, queue_id = key
-        self.calls += 1
-        return insist(
-            self.cluster, broker, "the end of a queue", self.source.retries,
-            lambda: self.cluster.max_offset(broker, topic, queue_id),
-        )  # fmt: skip
+        ask = partial(self.cluster.max_offset, key.broker, key.topic, key.queue_id)
+        return self.insist(key.broker, "the end of a queue", ask)
 
     def sample_record_bytes(self, key: QueueKey, offset: int, end: int) -> int:
         """Return the average size of some records from ``offset`` on, 0 if there are none to look at."""
         topic, broker, queue_id = key
-        self.calls += 1
         end = min(end, offset + _SAMPLE_RECORDS)
 
         def ask() -> bytes:
@@ -482,7 +466,7 @@ class ServersView:
             code, ext, payload = read_queue_request(topic, queue_id, offset, end, OVERRUN_BYTES, broker=broker)
             return self.cluster.client(self.cluster.broker_address(broker)).call(code, ext, payload).body
 
-        body = insist(self.cluster, broker, "a sample", self.source.retries, ask)
+        body = self.insist(broker, "a sample", ask)
         records = at = 0
         while at + 4 <= len(body):
             size = _SIZE.unpack_from(body, at)[0]

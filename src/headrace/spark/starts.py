@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from headrace.errors import ConfigError
 from headrace.format.record import check, decode
@@ -25,7 +26,6 @@ from headrace.spark.options import (
     ReadOptions,
 )
 from headrace.spark.remote import QueueState, ServersView, Snapshot
-from headrace.spark.retry import insist
 from headrace.spark.schema import suggest
 from headrace.spark.streams.positions import QueueKey
 
@@ -229,16 +229,10 @@ def _within(option: str, options: ReadOptions, key: QueueKey, queue: QueueState,
 def _search(view: ServersView, key: QueueKey, queue: QueueState, time_ms: int) -> int:
     """Return the offset of the first message stored at or after a time, the queue's end when there is none."""
     is_foreign = view.is_foreign(key.broker)
-    view.calls += 1
     # RocketMQ 4.9 answers with the message nearest to the time: of a ms before it is never behind what is looked for.
     asked_ms = max(time_ms - 1, 0) if is_foreign else time_ms
-    found = insist(
-        view.cluster,
-        key.broker,
-        "offsets by time",
-        view.source.retries,
-        lambda: view.cluster.search_offset(key.broker, key.topic, key.queue_id, asked_ms),
-    )
+    ask = partial(view.cluster.search_offset, key.broker, key.topic, key.queue_id, asked_ms)
+    found = view.insist(key.broker, "offsets by time", ask)
     found = min(max(found, queue.low), queue.high)
     return _step_to(view, key, found, queue.high, time_ms) if is_foreign else found
 
@@ -247,14 +241,8 @@ def _step_to(view: ServersView, key: QueueKey, at: int, high: int, time_ms: int)
     """Return the first offset in [at, high) whose message was stored at or after a time, else ``high``."""
     topic, broker, queue_id = key
     while at < high:
-        view.calls += 1
-        pulled = insist(
-            view.cluster,
-            broker,
-            "offsets by time",
-            view.source.retries,
-            lambda at=at: view.cluster.pull(broker, view.source.group or "spark", topic, queue_id, at),  # type: ignore[misc]
-        )
+        ask = partial(view.cluster.pull, broker, view.source.group or "spark", topic, queue_id, at)
+        pulled = view.insist(broker, "offsets by time", ask)
         position = 0
         while check(pulled.records, position, checksums=False) > 0:
             message = decode(pulled.records, position)

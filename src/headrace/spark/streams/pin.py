@@ -19,7 +19,6 @@ from headrace.errors import RemotingRefusedError
 from headrace.format.names import TEMPLATE_TOPICS
 from headrace.remoting.codes import ResponseCode
 from headrace.spark.remote import ServersView, Snapshot
-from headrace.spark.retry import insist
 from headrace.spark.starts import each_state
 from headrace.spark.streams.positions import QueueKey
 
@@ -87,11 +86,9 @@ class StartPin:
         self._replace([(_place(key), 0) for key in sorted(keys)], FORGET)
 
     def _query(self, broker: str, topic: str) -> int | None:
-        view = self._view
-        view.calls += 1
-        ask = partial(view.cluster.query_offset, broker, self.group, topic, 0)
+        ask = partial(self._view.cluster.query_offset, broker, self.group, topic, 0)
         try:
-            return insist(view.cluster, broker, "the start pin", view.source.retries, ask)
+            return self._view.insist(broker, "the start pin", ask)
         except RemotingRefusedError:
             return None
 
