@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -147,17 +147,6 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(spark_name(column), arrow_type(column_of(column))) for column in columns])
 
 
-def ddl(columns: Sequence[str]) -> str:
-    """Return the same schema as Spark's text form."""
-    return ", ".join(f"`{spark_name(column).replace('`', '``')}` {_type_name(column)}" for column in columns)
-
-
-def _type_name(column: str) -> str:
-    """Return the type in Spark's text form, where "timestamp" is what spark.sql.timestampType says."""
-    found = COLUMNS[column].ddl if column in COLUMNS else "string"
-    return "timestamp_ltz" if found == "timestamp" else found
-
-
 def columns_of_schema(schema: StructType) -> tuple[str, ...]:
     """Return the columns that a user's Spark schema asks for, in its order.
 
@@ -181,7 +170,7 @@ def columns_of_schema(schema: StructType) -> tuple[str, ...]:
                 f"column {field.name!r} is NOT NULL in the schema: leave NOT NULL away, a source has nullable columns",
                 key="schema",
             )
-        if not _holds_nulls(field.dataType):
+        if not getattr(field.dataType, "valueContainsNull", True):
             raise ConfigError(
                 f"the values of {field.name!r} are NOT NULL in the schema: leave NOT NULL away", key="schema"
             )
@@ -191,10 +180,6 @@ def columns_of_schema(schema: StructType) -> tuple[str, ...]:
     if not columns:
         raise ConfigError("the schema has no column: name at least one, such as queue_offset bigint", key="schema")
     return tuple(columns)
-
-
-def _holds_nulls(data_type: Any) -> bool:
-    return bool(getattr(data_type, "valueContainsNull", True))
 
 
 def suggest(name: str, known: Collection[str]) -> str:

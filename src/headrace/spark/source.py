@@ -16,7 +16,7 @@ import headrace.spark.workers  # noqa: F401  # what plans a query runs in a work
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.extras import load_part
 from headrace.spark.options import ReadOptions, without_catalogs
-from headrace.spark.schema import MAY_LACK_ROWS, arrow_schema, columns_of_schema, ddl
+from headrace.spark.schema import MAY_LACK_ROWS, arrow_schema, columns_of_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -37,17 +37,16 @@ class HeadraceDataSource(DataSource):
         """Return the format's name."""
         return FORMAT
 
-    def schema(self) -> str | StructType:
+    def schema(self) -> StructType:
         """Return the columns that are read when the user gives no schema.
 
         Raises:
             ConfigError: an option is wrong.
         """
         options = ReadOptions.parse(without_catalogs(self.options))
-        if options.fail_on_data_loss:
-            return ddl(options.columns)
+        metadata = None if options.fail_on_data_loss else MAY_LACK_ROWS
         fields = from_arrow_schema(arrow_schema(options.columns)).fields
-        return StructType([StructField(field.name, field.dataType, True, MAY_LACK_ROWS) for field in fields])
+        return StructType([StructField(field.name, field.dataType, True, metadata) for field in fields])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader.

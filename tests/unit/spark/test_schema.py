@@ -7,9 +7,9 @@ from headrace.errors import ConfigError
 from headrace.spark.schema import (
     COLUMNS,
     DEFAULT_COLUMNS,
+    MAY_LACK_ROWS,
     arrow_schema,
     columns_of_schema,
-    ddl,
     parse_columns,
 )
 
@@ -39,13 +39,21 @@ def test_arrow_types_are_those_spark_maps_to():
 
 def test_default_leaves_out_the_costly_columns():
     assert set(COLUMNS) - set(DEFAULT_COLUMNS) == {"properties", "msg_id", "born_host", "store_host", "body_crc_ok"}
-    assert ddl(["topic", "prop:region"]) == "`topic` string, `prop_region` string"
-    assert ddl(["prop:a`b"]) == "`prop_a``b` string"
 
 
-def test_times_have_a_zone_whatever_the_session_takes_for_a_timestamp():
-    """With spark.sql.timestampType=TIMESTAMP_NTZ every read without a schema was refused."""
-    assert ddl(["store_ts", "body"]) == "`store_ts` timestamp_ltz, `body` binary"
+def test_what_a_source_says_that_it_has():
+    """With spark.sql.timestampType=TIMESTAMP_NTZ every read without a schema was refused: times have a zone."""
+    from headrace.spark.source import HeadraceDataSource
+
+    def schema(columns, **more):
+        return HeadraceDataSource({"servers": "a:1", "topics": "t", "columns": columns, **more}).schema()
+
+    assert schema("topic,prop:region") == spark_schema("topic string,prop_region string")
+    assert schema("prop:a`b").names == ["prop_a`b"]
+    assert schema("store_ts,body") == spark_schema("store_ts timestamp,body binary")
+    assert schema("properties") == spark_schema("properties map")
+    for fail, metadata in (("true", {}), ("false", MAY_LACK_ROWS)):
+        assert [field.metadata for field in schema("topic,body", failOnDataLoss=fail)] == [metadata] * 2
 
 
 def test_columns_option():
