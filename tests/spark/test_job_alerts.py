@@ -168,10 +168,10 @@ def test_alerts_go_to_a_topic_once(
     begin = BEGIN + (at["no_traffic"] - 30) * MINUTE
     with testing.broker() as broker:
         config = alerts.Config(
-            tables=folder, servers=broker.registry, to_topic=alerts.ALERTS_TOPIC, since=begin, until=begin + 90 * MINUTE
+            tables=folder, servers=broker.registry, to_topic="HR_ALERTS", since=begin, until=begin + 90 * MINUTE
         )
         counts = [alerts.run(spark, config).facts["alerts"] for _ in range(2)]
-        rows = read(spark, servers=broker.registry, topics=alerts.ALERTS_TOPIC, columns="body,keys,tags").collect()
+        rows = read(spark, servers=broker.registry, topics="HR_ALERTS", columns="body,keys,tags").collect()
     assert counts[0] == counts[1] == len(rows) > 0
     bodies = [json.loads(bytes(row["body"])) for row in rows]
     assert "no_traffic" in {body["rule"] for body in bodies} == {row["tags"] for row in rows}
@@ -192,7 +192,7 @@ def test_alerts_of_earlier_days_are_sent_after_those_of_later_ones(
         sent = 0
         for begin in begins * 2:
             config = alerts.Config(
-                tables=tmp_path, servers=broker.registry, to_topic=alerts.ALERTS_TOPIC, since=begin,
+                tables=tmp_path, servers=broker.registry, to_topic="HR_ALERTS", since=begin,
                 until=begin + 20 * MINUTE,
             )  # fmt: skip
             found = alerts.run(spark, config).facts["alerts"]
@@ -200,7 +200,7 @@ def test_alerts_of_earlier_days_are_sent_after_those_of_later_ones(
             assert found
             sent += found
         sent //= 2
-        assert read(spark, servers=broker.registry, topics=alerts.ALERTS_TOPIC, columns="keys").count() == sent
+        assert read(spark, servers=broker.registry, topics="HR_ALERTS", columns="keys").count() == sent
 
 
 def test_the_end_of_the_tables_is_no_silence(
@@ -276,10 +276,10 @@ def test_a_broker_that_is_gone_is_an_alert(spark: SparkSession, tmp_path: Path) 
     assert (written["broker"], written["rule"], minute_of(written)) == ("b", "broker_gone", 224)
     with testing.broker() as broker:
         config = alerts.Config(
-            servers=broker.registry, brokers=("broker-z",), to_topic=alerts.ALERTS_TOPIC, to=tmp_path / "asked"
+            servers=broker.registry, brokers=("broker-z",), to_topic="HR_ALERTS", to=tmp_path / "asked"
         )
         assert alerts.run(spark, config).facts["alerts"] == 1
-        (row,) = read(spark, servers=broker.registry, topics=alerts.ALERTS_TOPIC, columns="body,keys,tags").collect()
+        (row,) = read(spark, servers=broker.registry, topics="HR_ALERTS", columns="body,keys,tags").collect()
     (written,) = in_files(tmp_path / "asked")
     assert (row["keys"], row["tags"], written["broker"]) == ("broker-z", "broker_gone", "broker-z")
     assert json.loads(row["body"])["explanation"].startswith("the registries know no broker 'broker-z'")

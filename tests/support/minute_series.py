@@ -7,10 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from headrace.spark.jobs.alerts import Config
+
 MINUTE = 60_000
 DAY = 1_440
 BEGIN = 1_767_225_600_000
 """2026-01-01 00:00 UTC."""
+
+
+def rules_of(**given: Any) -> Config:
+    """Return the rules that options of the job make."""
+    return Config(servers="127.0.0.1:9876", **given)
 
 
 @dataclass

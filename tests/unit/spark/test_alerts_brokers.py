@@ -10,14 +10,15 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.spark.jobs import alerts
 from headrace.spark.jobs.alerts_brokers import KnownBrokers, silent_brokers
-from headrace.spark.jobs.alerts_series import Rules
-from tests.support.minute_series import BEGIN, DAY, MINUTE
+from tests.support.minute_series import BEGIN, DAY, MINUTE, rules_of
 
-RULES = Rules()
+RULES = rules_of()
 ALL = np.arange(4 * DAY)
 
 
-def found_in(seen: dict[str, Any], since: int = 3 * DAY, until: int = 4 * DAY, rules: Rules = RULES) -> list[Any]:
+def found_in(
+    seen: dict[str, Any], since: int = 3 * DAY, until: int = 4 * DAY, rules: alerts.Config = RULES
+) -> list[Any]:
     """Judge minutes; return broker, minute and length of each alert."""
     times = {broker: BEGIN + minutes[minutes < until] * MINUTE for broker, minutes in seen.items()}
     alerts_found = silent_brokers(times, BEGIN + since * MINUTE, BEGIN + until * MINUTE, rules)
@@ -34,7 +35,7 @@ def test_a_broker_that_says_nothing_while_others_go_on_is_gone() -> None:
     at = 3 * DAY + 600
     assert found_in({"a": ALL, "b": without(at, at + 30)}) == [("b", at + 9, 21)]
     assert found_in({"a": ALL, "b": without(at, at + 9)}) == []
-    assert found_in({"a": ALL, "b": without(at, at + 9)}, rules=Rules(gone_minutes=5)) == [("b", at + 4, 5)]
+    assert found_in({"a": ALL, "b": without(at, at + 9)}, rules=rules_of(gone_minutes=5)) == [("b", at + 4, 5)]
     assert found_in({"a": ALL, "b": without(at, 4 * DAY)})[0][:2] == ("b", at + 9)
 
 

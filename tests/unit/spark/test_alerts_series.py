@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.spark.jobs.alerts_series import COUNTS, FEATURES, LEVELS, MinuteSeries, Rules, baseline, features, judge
-from tests.support.minute_series import BEGIN, DAY, MINUTE, Traffic
+from headrace.spark.jobs.alerts_series import COUNTS, FEATURES, LEVELS, MinuteSeries, baseline, features, judge
+from tests.support.minute_series import BEGIN, DAY, MINUTE, Traffic, rules_of
 
-RULES = Rules()
+RULES = rules_of()
 
 
 def series_of(rows: list[dict[str, Any]], group: str, end_ms: int) -> MinuteSeries:
@@ -89,7 +89,7 @@ def test_a_pause_of_one_minute_ends_no_episode_between_two_looks() -> None:
 @pytest.mark.parametrize("history_days", [2, 3])
 def test_the_oldest_day_of_the_history_counts_whole(history_days: int) -> None:
     """A job that looks at a minute each time read exactly so many days: the first of them was dropped as begun."""
-    rules = Rules(history_days=history_days)
+    rules = rules_of(history_days=history_days)
     traffic = Traffic(days=5, seed=3)
     minute = np.arange(5 * DAY)
     traffic.puts = np.where(minute % DAY // 60 == 12, 400.0, 20.0)

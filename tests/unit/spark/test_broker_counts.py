@@ -51,7 +51,6 @@ def test_each_section_is_read() -> None:
         {**billing, "dead_letters": 1},
         {**billing, "lag_messages": 12, "lag_seconds": 3.5},
         {"topic": "T", "group": "c", "source": "nsq", "lag_messages": 2},
-        {"flush_p99_ms": 3.25},
         {"left_out": 12},
     ]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs.config import JobConfig, option
@@ -21,10 +21,6 @@ from headrace.spark.jobs.summary import Summary
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.spark.jobs.alerts_series import Rules
-
-ALERTS_TOPIC: Final = "HR_ALERTS"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config(JobConfig):
@@ -32,7 +28,7 @@ class Config(JobConfig):
 
     tables: Path | None = option(None, help="Folder of headrace job stats to read instead of HR_STATS.", metavar="DIR")
     to: Path | None = option(None, help="Folder of the alerts, as Parquet by day.", metavar="DIR")
-    to_topic: str = option("", help=f"Topic for the alerts (of --servers), such as {ALERTS_TOPIC}.", metavar="TOPIC")
+    to_topic: str = option("", help="Topic for the alerts (of --servers), such as HR_ALERTS.", metavar="TOPIC")
     model: Path | None = option(None, help="Folder of the model; without it only rules and baselines.", metavar="DIR")
     fit: bool = option(False, help="Make the model anew from the days before --until.")
     history_days: int = option(7, help="Days that say what is usual.", least=1, most=60)
@@ -87,22 +83,6 @@ class Config(JobConfig):
                 "or how many looks with --rounds",
                 key="every_ms",
             )
-
-    @property
-    def rules(self) -> Rules:
-        """The rules that the options make."""
-        from headrace.spark.jobs.alerts_series import Rules  # noqa: PLC0415  # needs numpy
-
-        return Rules(
-            threshold=self.threshold,
-            history_days=self.history_days,
-            lag_minutes=self.lag_minutes,
-            lag_least=self.lag_least,
-            quiet_minutes=self.quiet_minutes,
-            quiet_least=self.quiet_least,
-            dead_burst=self.dead_burst,
-            gone_minutes=self.gone_minutes,
-        )
 
 
 def run(spark: SparkSession, config: Config) -> Summary:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.spark.jobs.alerts_series import MINUTE_MS, Rules, Vector, silences
+from headrace.spark.jobs.alerts_series import MINUTE_MS, Vector, silences
 from headrace.spark.jobs.config import show_time
 from headrace.spark.jobs.summary import count_of
 
@@ -25,7 +25,7 @@ _USUAL: Final = 0.5
 """Of the minutes at this time of day a broker usually says something in more than these."""
 
 
-def silent_brokers(seen: Mapping[str, Vector], since: int, until: int, rules: Rules) -> list[dict[str, Any]]:
+def silent_brokers(seen: Mapping[str, Vector], since: int, until: int, rules: Config) -> list[dict[str, Any]]:
     """Return alerts of brokers of which nothing came in minutes of [since, until), ms since 1970.
 
     Args:
@@ -61,7 +61,7 @@ class KnownBrokers:
     """Brokers that should be there: those that an option names, and those that the registries have known."""
 
     def __init__(self, config: Config) -> None:
-        self._rules = config.rules
+        self._rules = config
         self._last_ms: dict[str, int | None] = dict.fromkeys(config.brokers)
         """When each was last there; None: not since the job began."""
         self._said: set[str] = set()
@@ -94,7 +94,7 @@ class KnownBrokers:
         self._said.update(alert["broker"] for alert in alerts)
 
 
-def _alert(broker: str, at_ms: int, silent: int, minutes: int, rules: Rules, text: str) -> dict[str, Any]:
+def _alert(broker: str, at_ms: int, silent: int, minutes: int, rules: Config, text: str) -> dict[str, Any]:
     return {
         "time": datetime.fromtimestamp(at_ms / 1000, UTC), "topic": "", "group": "", "broker": broker,
         "rule": GONE_RULE, "score": float(silent), "value": float(silent), "baseline": float(rules.gone_minutes),

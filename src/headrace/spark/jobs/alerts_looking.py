@@ -17,12 +17,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.errors import HeadraceError
 from headrace.format.side_file import sync_folder
 from headrace.spark.jobs import alerts_model, stats_tables
 from headrace.spark.jobs.alerts_brokers import silent_brokers
-from headrace.spark.jobs.alerts_series import COUNTS, DAY, LEVELS, MINUTE_MS, MinuteSeries, Rules, features, judge
+from headrace.spark.jobs.alerts_series import (
+    COUNTS,
+    DAY,
+    LEVELS,
+    MINUTE_MS,
+    MinuteSeries,
+    features,
+    judge,
+    reach_minutes,
+)
 from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
 from headrace.spark.jobs.config import require_known_topics, show_time
 from headrace.spark.jobs.folder import hold_folder
@@ -34,8 +46,6 @@ from headrace.spark.jobs.stats_placing import mark_of
 from headrace.spark.jobs.summary import Summary, Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from headrace.spark.jobs.alerts import Config
 
 logger = logging.getLogger(__name__)
@@ -156,9 +166,7 @@ def _judge(spark: SparkSession, config: Config, summary: Summary) -> _Judged:
     if since >= until:
         return _Judged(since, until, [])
     phase("reading minutes")
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
-    begin = since - config.rules.reach_minutes * MINUTE_MS
+    begin = since - reach_minutes(config) * MINUTE_MS
     minutes = read_minutes(spark, config, summary, begin, until).persist()
     train = until - TRAINING_DAYS * DAY * MINUTE_MS if config.fit else since
     judged = judge_all(minutes.where(F.col("topic") != ""), config, since, until, train).persist()
@@ -175,7 +183,7 @@ def _judge(spark: SparkSession, config: Config, summary: Summary) -> _Judged:
         )
         row = counted.first()
         assert row is not None
-        gone = _silent(minutes, since, until, config.rules) if config.tables is not None else []
+        gone = _silent(minutes, since, until, config) if config.tables is not None else []
         model, by_model = _ask_model(spark, judged, config, since) if config.model is not None else ({}, [])
     finally:
         judged.unpersist()
@@ -186,7 +194,7 @@ def _judge(spark: SparkSession, config: Config, summary: Summary) -> _Judged:
     )  # fmt: skip
 
 
-def _silent(minutes: DataFrame, since: int, until: int, rules: Rules) -> list[dict[str, Any]]:
+def _silent(minutes: DataFrame, since: int, until: int, rules: Config) -> list[dict[str, Any]]:
     rows = minutes.select("time_ms", "broker").distinct().toArrow()
     times, brokers = rows.column("time_ms").to_numpy(), rows.column("broker")
     seen = {one: times[pc.equal(brokers, one).to_numpy()] for one in pc.unique(brokers).to_pylist()}
@@ -222,8 +230,6 @@ def _end(spark: SparkSession, config: Config) -> int:
 
 def _newest(spark: SparkSession, config: Config) -> int:
     """Return the end of the minutes that can be judged now, ms since 1970."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     # Records of the last minute are written when it is over, a little later.
     now = int(time.time() * 1000) - MINUTE_MS
     hours = stats_tables.hours_there(config.tables) if config.tables is not None else ()
@@ -242,8 +248,6 @@ def read_minutes(spark: SparkSession, config: Config, summary: Summary, since: i
 
     What brokers counted in no row is in rows without a topic, see ``note_uncounted``.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     if config.tables is not None:
         rows = stats_tables.read_table(spark, config.tables, "minute")
         days = [show_time(at)[:10] for at in (since, until)]
@@ -264,17 +268,14 @@ def read_minutes(spark: SparkSession, config: Config, summary: Summary, since: i
 
 def judge_all(minutes: DataFrame, config: Config, since: int, until: int, train: int) -> DataFrame:
     """Return alerts of [since, until), and features of the minutes of [min(train, since), until)."""
-    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
-
-    rules, wants_features = config.rules, config.model is not None
 
     def judge_one(table: pa.Table) -> pa.Table:
-        return judge_table(table, rules, since, until, min(train, since), wants_features=wants_features)
+        return judge_table(table, config, since, until, min(train, since))
 
-    return minutes.groupBy("topic", "group").applyInArrow(judge_one, ddl(_JUDGED_SCHEMA))
+    return minutes.groupBy("topic", "group").applyInArrow(judge_one, from_arrow_schema(_JUDGED_SCHEMA))
 
 
-def judge_table(table: pa.Table, rules: Rules, since: int, until: int, train: int, *, wants_features: bool) -> pa.Table:
+def judge_table(table: pa.Table, config: Config, since: int, until: int, train: int) -> pa.Table:
     """Judge the minutes of one topic and group: what runs in a task."""
     measures = {name: table.column(name).to_pylist() for name in (*COUNTS, *LEVELS)}
     said_by = pc.binary_join_element_wise(table.column("broker"), table.column("source"), " ").to_pylist()
@@ -287,7 +288,7 @@ def judge_table(table: pa.Table, rules: Rules, since: int, until: int, train: in
             "score": one.score, "value": one.value, "baseline": one.baseline, "minutes": one.minutes,
             "explanation": one.explanation,
         }
-        for one in judge(series, begin, end, rules)
+        for one in judge(series, begin, end, config)
     ]  # fmt: skip
     alerts = pa.Table.from_pylist(rows, schema=_JUDGED_SCHEMA)
     first = series.place(train)
@@ -298,9 +299,9 @@ def judge_table(table: pa.Table, rules: Rules, since: int, until: int, train: in
     count = end - first
     blank = {field.name: pa.nulls(count, field.type) for field in _JUDGED_SCHEMA}
     known: dict[str, Any] = {"time": times, "topic": pa.array([topic] * count), "group": pa.array([group] * count)}
-    if wants_features:
+    if config.model is not None:
         known["features"] = pa.array(
-            features(series, first, end, rules).tolist(), _JUDGED_SCHEMA.field("features").type
+            features(series, first, end, config).tolist(), _JUDGED_SCHEMA.field("features").type
         )
     return pa.concat_tables([alerts, pa.table(blank | known, schema=_JUDGED_SCHEMA)])
 
@@ -309,8 +310,6 @@ def _ask_model(
     spark: SparkSession, judged: DataFrame, config: Config, since: int
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return what the summary tells of the model, and its alerts."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     assert config.model is not None
     rows = judged.where(F.col("rule").isNull()).select("time", "topic", "group", "features")
     if config.fit:

@@ -21,13 +21,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
+
 from headrace.errors import ConfigError
 from headrace.spark.jobs.alerts_series import FEATURES
 from headrace.spark.jobs.folder import LOCK, hold_folder
 
 if TYPE_CHECKING:
     from pyspark.ml import PipelineModel
-    from pyspark.sql import Column, DataFrame
 
 VERSION: Final = 1
 COMPONENTS: Final = len(FEATURES)
@@ -74,7 +76,6 @@ def fit(rows: DataFrame, made_ms: int) -> AlertModel:
         ConfigError: there are too few.
     """
     from pyspark.ml.functions import array_to_vector  # noqa: PLC0415  # pyspark
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     vectors = rows.select(array_to_vector(F.col("features")).alias("vector")).persist()
     try:
@@ -100,7 +101,6 @@ def _fit(vectors: DataFrame) -> tuple[PipelineModel, list[float], float]:
     """Return a pipeline, the variance of each component, and the distance that ``USUAL`` of the rows do not pass."""
     from pyspark.ml import Pipeline  # noqa: PLC0415  # pyspark
     from pyspark.ml.feature import PCA, StandardScaler  # noqa: PLC0415  # pyspark
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     scaler = StandardScaler(withMean=True, withStd=True, inputCol="vector", outputCol="scaled")
     pca = PCA(k=COMPONENTS, inputCol="scaled", outputCol="main")
@@ -118,7 +118,6 @@ def _fit(vectors: DataFrame) -> tuple[PipelineModel, list[float], float]:
 def score(model: AlertModel, rows: DataFrame) -> DataFrame:
     """Return rows with the columns ``distance``, and ``widest``: the feature that moves the distance most."""
     from pyspark.ml.functions import array_to_vector  # noqa: PLC0415  # pyspark
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     measured = _measured(model.pipeline.transform(rows.withColumn("vector", array_to_vector(F.col("features")))))
     # The distance's slope along each feature, back through the components: rows of ``pc`` are features.
@@ -134,14 +133,11 @@ def score(model: AlertModel, rows: DataFrame) -> DataFrame:
 def _measured(transformed: DataFrame) -> DataFrame:
     """Add the parts of the vectors."""
     from pyspark.ml.functions import vector_to_array  # noqa: PLC0415  # pyspark
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     return transformed.withColumn("parts", vector_to_array(F.col("main")))
 
 
 def _slope(weights: Sequence[float], variances: Sequence[float]) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     total: Column = F.lit(0.0)
     for place, (weight, variance) in enumerate(zip(weights, variances, strict=True)):
         total = total + F.col("parts")[place] * (weight / variance)
@@ -149,8 +145,6 @@ def _slope(weights: Sequence[float], variances: Sequence[float]) -> Column:
 
 
 def _distance(variances: Sequence[float]) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     total: Column = F.lit(0.0)
     for place, variance in enumerate(variances):
         total = total + F.col("parts")[place] ** 2 / variance

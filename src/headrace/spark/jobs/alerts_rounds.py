@@ -12,6 +12,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import SparkSession
+
 from headrace.errors import HeadraceError
 from headrace.spark.jobs import stats_tables
 from headrace.spark.jobs.alerts_brokers import KnownBrokers
@@ -28,8 +30,6 @@ from headrace.spark.jobs.target import require_outside
 from headrace.spark.scan import ServersSource
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from headrace.spark.jobs.alerts import Config
 
 logger = logging.getLogger(__name__)

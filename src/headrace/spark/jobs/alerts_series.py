@@ -17,12 +17,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from headrace.spark.jobs.summary import count_of
+
+if TYPE_CHECKING:
+    from headrace.spark.jobs.alerts import Config
 
 MINUTE_MS: Final = 60_000
 DAY: Final = 1_440
@@ -37,6 +40,10 @@ FEATURES: Final = (
 )  # fmt: skip
 """What the model sees of each minute: scores, softened by arsinh, and the time of day."""
 
+_SEASON_MINUTES: Final = 7
+"""On either side of the same minute of the day."""
+_LEAST_SAMPLES: Final = 30
+_LOCAL_MINUTES: Final = 180
 _CHUNK: Final = 2_000
 _LOCAL_PARTS: Final = 3
 _MAD_TO_SIGMA: Final = 1.4826
@@ -44,27 +51,9 @@ _MAD_TO_SIGMA: Final = 1.4826
 Vector = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """When something is an alert; ``Config`` of the job has the same with their meaning."""
-
-    threshold: float = 6.0
-    history_days: int = 7
-    lag_minutes: int = 10
-    lag_least: int = 100
-    quiet_minutes: int = 5
-    quiet_least: float = 10.0
-    dead_burst: int = 10
-    gone_minutes: int = 10
-    season_minutes: int = 7
-    """On either side of the same minute of the day."""
-    least_samples: int = 30
-    local_minutes: int = 180
-
-    @property
-    def reach_minutes(self) -> int:
-        """How far before the first judged minute the series has to begin for the oldest day to count whole."""
-        return self.history_days * DAY + self.season_minutes + max(self.quiet_minutes, self.gone_minutes) + 2
+def reach_minutes(rules: Config) -> int:
+    """Return how far before the first judged minute a series has to begin for the oldest day to count whole."""
+    return rules.history_days * DAY + _SEASON_MINUTES + max(rules.quiet_minutes, rules.gone_minutes) + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +148,12 @@ class Usual(NamedTuple):
     most_spread: Vector
 
 
-def baseline(values: Vector, places: Vector, rules: Rules) -> Usual:
+def baseline(values: Vector, places: Vector, rules: Config) -> Usual:
     """Return what is usual at some places."""
-    width = np.arange(-rules.season_minutes, rules.season_minutes + 1)
+    width = np.arange(-_SEASON_MINUTES, _SEASON_MINUTES + 1)
     seasonal = width - DAY * np.arange(1, rules.history_days + 1)[:, None]
     # The last minutes are left out: what begins just now must not become usual at once.
-    part = (rules.local_minutes - rules.lag_minutes + 1) // _LOCAL_PARTS
+    part = (_LOCAL_MINUTES - rules.lag_minutes + 1) // _LOCAL_PARTS
     local = np.arange(1 - _LOCAL_PARTS * part, 1).reshape(_LOCAL_PARTS, part) - rules.lag_minutes
     usual = Usual(*(np.full(len(places), np.nan) for _ in Usual._fields))
     for first in range(0, len(places), _CHUNK):
@@ -174,7 +163,7 @@ def baseline(values: Vector, places: Vector, rules: Rules) -> Usual:
             if not len(is_open):
                 break
             samples = _samples(values, places[chunk][is_open], offsets, is_whole=offsets is seasonal)
-            enough = (~np.isnan(samples)).sum(axis=(1, 2)) >= rules.least_samples
+            enough = (~np.isnan(samples)).sum(axis=(1, 2)) >= _LEAST_SAMPLES
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # of rows without a number, which are not used
                 parts = (samples.reshape(len(samples), -1), np.nanmin(samples, axis=2), np.nanmax(samples, axis=2))
@@ -221,7 +210,7 @@ def _noise(centers: Vector, spreads: Vector, least: float, share: float) -> Vect
     return noise
 
 
-def judge(series: MinuteSeries, begin: int, end: int, rules: Rules) -> list[Episode]:
+def judge(series: MinuteSeries, begin: int, end: int, rules: Config) -> list[Episode]:
     """Return the episodes that begin in the minutes [begin, end) of a series.
 
     One that was on when ``begin`` came belongs to an earlier look, unless the series begins there.
@@ -266,7 +255,7 @@ def _episode(
     )
 
 
-def _growing(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episode]:
+def _growing(series: MinuteSeries, looked: Vector, rules: Config) -> Iterator[Episode]:
     lag = np.nan_to_num(series.values["lag_messages"])
     if not lag.any():
         return
@@ -289,7 +278,7 @@ def _growing(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Epi
         yield Episode("lag_growing", int(looked[first]), last - first, float(growth[last - 1]), now, then, text)
 
 
-def _quiet(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episode]:
+def _quiet(series: MinuteSeries, looked: Vector, rules: Config) -> Iterator[Episode]:
     puts = series.values["put_messages"]
     if not puts.any():
         return
@@ -302,7 +291,7 @@ def _quiet(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episo
 
 
 def silences(
-    values: Vector, looked: Vector, minutes: int, least: float, rules: Rules
+    values: Vector, looked: Vector, minutes: int, least: float, rules: Config
 ) -> Iterator[tuple[int, int, float]]:
     """Yield (first, behind the last, what is usual in the first) of each run of places behind minutes of nothing.
 
@@ -322,7 +311,7 @@ def silences(
         yield first, last, float(usual[first])
 
 
-def _bursts(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Episode]:
+def _bursts(series: MinuteSeries, looked: Vector, rules: Config) -> Iterator[Episode]:
     dead = series.values["dead_letters"]
     if not dead.any():
         return
@@ -341,7 +330,7 @@ def _bursts(series: MinuteSeries, looked: Vector, rules: Rules) -> Iterator[Epis
         )  # fmt: skip
 
 
-def features(series: MinuteSeries, begin: int, end: int, rules: Rules) -> Vector:
+def features(series: MinuteSeries, begin: int, end: int, rules: Config) -> Vector:
     """Return a row of ``FEATURES`` for each minute of [begin, end); 0 where nothing is known."""
     places = np.arange(begin, end)
     columns = []

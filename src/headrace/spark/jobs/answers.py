@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from headrace.spark.tasks import collect_from_tasks
 
 SCHEMA: Final = pa.schema([("task", pa.int32()), ("answer", pa.string())])
 
@@ -54,8 +53,6 @@ def ask_tasks(
     Raises:
         HeadraceError: a task gave no answer, or more than one.
     """
-    from headrace.spark.tasks import collect_from_tasks  # noqa: PLC0415  # needs pyspark
-
     rows = collect_from_tasks(spark, tasks, work, SCHEMA, tasks=in_tasks)
     answers = {row["task"]: json.loads(row["answer"]) for row in rows}
     if len(answers) != len(tasks) or len(rows) != len(tasks):

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.format.names import STATISTICS_TOPIC
 from headrace.spark.jobs.summary import Summary, count_of
@@ -51,13 +52,12 @@ SCHEMA: Final = pa.schema(
         ("host", pa.string()),
         *((name, pa.int64()) for name in MEASURES),
         ("lag_seconds", pa.float64()),
-        ("flush_p99_ms", pa.float64()),
         ("damaged", pa.int64()),
         ("left_out", pa.int64()),
     ]
 )
-"""Rows of ``broker_counts``. ``time`` is the minute; ``group`` is empty in rows of puts; ``topic`` is empty in the row
-of a broker's own figures, and in that of ``left_out``, the messages of a minute that it counted in no row.
+"""Rows of ``broker_counts``. ``time`` is the minute; ``group`` is empty in rows of puts; ``topic`` is empty in the
+row of ``left_out``, the messages of a minute that a broker counted in no row.
 ``lag_messages`` and ``lag_seconds`` are null where nothing was said of them."""
 
 
@@ -72,7 +72,6 @@ def broker_counts(
         from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
 
         return run_in_tasks(spark, splits, partial(read_counts, since=since, until=until), SCHEMA)
-    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
     from headrace.spark.reading import read  # noqa: PLC0415  # pyspark
 
     stored_until = None if until is None else until + MINUTE_MS + LATE_MS
@@ -87,7 +86,7 @@ def broker_counts(
         includeSystemTopics=True,
         **config.auth_options(),
     )
-    return rows.mapInArrow(partial(_parse, since=since, until=until), ddl(SCHEMA))
+    return rows.mapInArrow(partial(_parse, since=since, until=until), from_arrow_schema(SCHEMA))
 
 
 def note_uncounted(summary: Summary, damaged: int, left_out: int) -> None:
@@ -168,9 +167,6 @@ def _rows(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         lag[1] = max(lag[1], seconds)
     for (topic, group, source), (messages, seconds) in lags.items():
         yield _row(topic, group, source, "", lag_messages=int(messages), lag_seconds=None if seconds < 0 else seconds)
-    flushes = content.get("latency", {}).get("flush_ms")
-    if flushes:
-        yield _row("", "", "", "", flush_p99_ms=float(flushes["p99"]))
     left_out = content.get("left_out", 0)
     if left_out:
         yield _row("", "", "", "", left_out=left_out)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
 from headrace.spark.jobs import stats_placing, stats_tables
 from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
@@ -25,10 +27,9 @@ from headrace.spark.jobs.stats_tables import BrokerHour
 from headrace.spark.jobs.summary import Summary, Table, count_of
 from headrace.spark.jobs.target import require_outside
 from headrace.spark.scan import LogSplit, plan_log, read_split
+from headrace.spark.tasks import parallelism, run_in_tasks
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from headrace.spark.files import LogExtent
     from headrace.spark.jobs.stats import Config
 
@@ -38,8 +39,6 @@ _LAST_HOUR: Final = "9999-12-3123"
 
 def count_log(spark: SparkSession, config: Config, summary: Summary) -> None:
     """Count, write the tables, and fill in the summary. Raises: as ``stats.run``."""
-    from headrace.spark.tasks import parallelism  # noqa: PLC0415  # needs pyspark
-
     require_outside(config.to, "to")
     stats_placing.require_own(config.to, stats_tables.STORES, *([REPORT] if config.report == "html" else []))
     if not config.dry_run:
@@ -90,10 +89,6 @@ def _count(
 
 def count_minutes(spark: SparkSession, splits: Sequence[LogSplit], config: Config) -> DataFrame:
     """Return what was counted in each minute of what splits hold: rows of ``stats_merge.SCHEMA``, in parts."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
-    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
-
     work = partial(
         count_split, topics=config.topics or None, since=config.from_ms, until=config.to_ms, hosts=config.hosts
     )
@@ -140,8 +135,6 @@ def _summarise(counts: DataFrame, config: Config, summary: Summary) -> set[Broke
     Raises:
         ConfigError: a named topic does not exist and nothing was counted of it.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     of_hours = counts.withColumn("time", F.date_trunc("hour", "time"))
     hourly = stats_tables.together(of_hours, ("time", "topic", "broker")).toArrow()
     damaged, untimed, left_out = (sum(hourly.column(name).to_pylist()) for name in UNCOUNTED)
@@ -211,8 +204,6 @@ def _kept(
 
 def _write(counts: DataFrame, config: Config, summary: Summary, counted: Set[BrokerHour]) -> list[str]:
     """Replace ``counted`` in the three tables; return the hours that have changed."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     phase("writing the tables")
     written = sorted({each.hour for each in counted})
     summary.facts["hours_written"] = len(written)

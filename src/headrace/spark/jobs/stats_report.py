@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
 from headrace.spark.jobs import stats_tables
 from headrace.spark.jobs.stats_merge import fold, quantiles
@@ -21,7 +23,6 @@ from headrace.spark.jobs.stats_plots import Series, bars, lines
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
 
 MAX_POINTS: Final = 800
 """Points in time of a plot; with more the next longer span is drawn."""
@@ -94,8 +95,6 @@ def choose_span(hours: Sequence[str]) -> str:
 
 
 def _rows_of(spark: SparkSession, folder: Path, span: str, hours: Sequence[str]) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     table = stats_tables.read_table(spark, folder, span)
     if span == "day":
         return table.where(F.col("dt").between(hours[0][:10], hours[-1][:10]))

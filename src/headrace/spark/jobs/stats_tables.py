@@ -18,12 +18,15 @@ that it did not read stay as they are: what the tables hold does not depend on w
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StringType
 
 from headrace.errors import ConfigError
 from headrace.spark.jobs.folder import EVERY_FILE, read_path
@@ -34,8 +37,6 @@ from headrace.spark.jobs.stats_placing import PARTITIONS, put_in_place, write_sp
 from headrace.spark.jobs.target import NEW, TIMES
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
     from headrace.spark.files import LogExtent
 
 SETTINGS: Final = {
@@ -61,14 +62,12 @@ def minute_counts(partials: DataFrame, counts: DataFrame) -> DataFrame:
         partials: Rows of ``stats_partials.SCHEMA``: what was put, from the log.
         counts: Rows of ``broker_counts.SCHEMA``: what was got, from the brokers.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     renamed = {"messages": "put_messages", "bytes": "put_bytes"}
     puts = partials.withColumnsRenamed(renamed).withColumn("group", F.lit(""))
     # What brokers say of puts is in the log, more exactly. Rows without a time, of what is damaged or untimed, stand at
     # the beginning of time.
     gets = counts.where((F.col("group") != "") | (F.col("damaged") > 0) | (F.col("left_out") > 0)).drop(
-        "put_messages", "put_bytes", "flush_p99_ms"
+        "put_messages", "put_bytes"
     )
     blank = {name: F.coalesce(F.col(name), F.lit("")) for name in DIMENSIONS}
     zero = F.coalesce(F.col("time"), F.timestamp_seconds(F.lit(0)))
@@ -77,47 +76,27 @@ def minute_counts(partials: DataFrame, counts: DataFrame) -> DataFrame:
 
 def as_schema(table: DataFrame) -> DataFrame:
     """Return the columns of ``stats_merge.SCHEMA``, null where the table lacks one."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
-    from headrace.spark.jobs.table_types import spark_schema  # noqa: PLC0415  # pyspark
-
     there = set(table.columns)
-    columns: list[Column] = []
-    for field in spark_schema(SCHEMA):
-        column = F.col(field.name) if field.name in there else F.lit(None)
-        columns.append(column.cast(field.dataType).alias(field.name))
-    return table.select(*columns)
+    return table.select(
+        *(
+            (F.col(field.name) if field.name in there else F.lit(None)).cast(field.dataType).alias(field.name)
+            for field in from_arrow_schema(SCHEMA)
+        )
+    )
 
 
 def together(table: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Return rows of ``stats_merge.SCHEMA``, one for each different ``keys``; other dimensions are empty."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
-    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
-
     blank = {name: F.lit("") for name in DIMENSIONS if name not in keys}
     if "time" not in keys:
         blank["time"] = F.timestamp_seconds(F.lit(0))
-    return _sorted(as_schema(table).withColumns(blank)).mapInArrow(merge_sorted, ddl(SCHEMA))
+    return _sorted(as_schema(table).withColumns(blank)).mapInArrow(merge_sorted, from_arrow_schema(SCHEMA))
 
 
 def table_of(counts: DataFrame, span: str) -> DataFrame:
     """Return a table of a span, made of rows of shorter ones (``stats_merge.SCHEMA``)."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
-    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
-
     rows = counts.withColumn("time", F.date_trunc(span, "time"))
-    return _sorted(rows).mapInArrow(partial(_finish, seconds=SPANS[span]), ddl(TABLE_SCHEMA))
-
-
-def roll_up(table: DataFrame, span: str) -> DataFrame:
-    """Return the table of a longer span, made of that of a shorter one."""
-    return table_of(as_schema(table), span)
-
-
-def _finish(batches: Iterable[pa.RecordBatch], seconds: int) -> Iterator[pa.RecordBatch]:
-    return finish(batches, seconds)
+    return _sorted(rows).mapInArrow(partial(finish, seconds=SPANS[span]), from_arrow_schema(TABLE_SCHEMA))
 
 
 def _sorted(rows: DataFrame) -> DataFrame:
@@ -126,15 +105,11 @@ def _sorted(rows: DataFrame) -> DataFrame:
 
 def with_days(table: DataFrame) -> DataFrame:
     """Return a table with the columns that its folders are named after."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     return table.withColumns({"dt": F.date_format("time", "yyyy-MM-dd"), "hour": F.date_format("time", "HH")})
 
 
 def marked(rows: DataFrame, counted: Collection[BrokerHour]) -> DataFrame:
     """Add to rows with ``broker``, ``dt`` and ``hour`` the column ``is_counted``: whether they are of ``counted``."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     keys = [(each.broker, each.hour[:10], each.hour[10:], True) for each in sorted(counted)]
     known = rows.sparkSession.createDataFrame(keys, "broker string, dt string, hour string, is_counted boolean")
     joined = rows.join(F.broadcast(known), ["broker", "dt", "hour"], "left")
@@ -153,8 +128,6 @@ def replace_counted(
     Raises:
         HeadraceError: the tables cannot be written.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     spark, hours, new = minutes.sparkSession, {each.hour for each in counted}, folder / NEW
     if not hours_there(folder).isdisjoint(hours):
         there = read_table(spark, folder, "minute").where(F.concat("dt", "hour").isin(sorted(hours)))
@@ -164,13 +137,13 @@ def replace_counted(
         minutes = minutes.unionByName(marked(there, counted).where(~is_replaced).select(minutes.columns))
     _write(minutes, folder, "minute")
     phase("rolling up")
-    _write(roll_up(read_table(spark, new, "minute"), "hour"), folder, "hour")
+    _write(table_of(as_schema(read_table(spark, new, "minute")), "hour"), folder, "hour")
     of_days, days = read_table(spark, new, "hour"), {hour[:10] for hour in hours}
     others = {hour for hour in hours_there(folder, "hour") - hours if hour[:10] in days}
     if others:
         there = read_table(spark, folder, "hour")
         of_days = of_days.unionByName(there.where(F.concat("dt", "hour").isin(sorted(others))))
-    _write(roll_up(of_days, "day"), folder, "day")
+    _write(table_of(as_schema(of_days), "day"), folder, "day")
     phase("putting in place")
     put_in_place(folder)
 
@@ -184,9 +157,9 @@ def _write(table: DataFrame, folder: Path, span: str) -> None:
 
 def read_table(spark: SparkSession, folder: Path, span: str) -> DataFrame:
     """Return a table; ``dt`` and ``hour`` are texts."""
-    from headrace.spark.jobs.table_types import ddl  # noqa: PLC0415  # pyspark
-
-    columns = ddl(TABLE_SCHEMA) + (", dt string" if span == "day" else ", dt string, hour string")
+    columns = from_arrow_schema(TABLE_SCHEMA)
+    for name in PARTITIONS[span]:
+        columns = columns.add(name, StringType())
     return spark.read.options(**EVERY_FILE).schema(columns).parquet(read_path(folder / span))
 
 
@@ -242,8 +215,6 @@ def hours_there(folder: Path, span: str = "minute") -> set[str]:
 
 def counted_there(spark: SparkSession, folder: Path, hours: Collection[str]) -> set[BrokerHour]:
     """Return of which brokers the minute table has rows in some of its hours."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     if hours_there(folder).isdisjoint(hours):
         return set()
     rows = read_table(spark, folder, "minute").select("broker", F.concat("dt", "hour").alias("hour"))

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 from headrace.format.findings import Finding
 from headrace.spark.jobs.answers import answer, ask_tasks
@@ -18,11 +19,7 @@ from headrace.spark.jobs.archive_files import time_range
 from headrace.spark.jobs.archive_plan import read_plan
 from headrace.spark.jobs.manifest import FOLDER, PLAN, ArchiveError, ArchiveFile, data_files, load, sum_up
 from headrace.spark.jobs.progress import phase
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from headrace.spark.jobs.summary import Summary
+from headrace.spark.jobs.summary import Summary
 
 _PLAN: Final = f"{FOLDER}/{PLAN}"
 COLUMNS: Final = ("topic", "queue_id", "queue_offset", "log_offset", "store_ts")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from headrace.format.checksum import checksum
 from headrace.spark.files import LogExtent
 from headrace.spark.scan import LogSplit, ServersSource, StoreSource, raw_chunks
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from headrace.spark.tasks import collect_from_tasks
 
 BLOCK_BYTES: Final = 1 << 20
 SPLIT_BLOCKS: Final = 64
@@ -44,8 +43,6 @@ def compare_logs(
     end: int,
 ) -> list[int]:
     """Return the physical offset of each block in [start, end) that differs."""
-    from headrace.spark.tasks import collect_from_tasks  # noqa: PLC0415  # needs pyspark
-
     step = BLOCK_BYTES * SPLIT_BLOCKS
     cuts = range(start // step * step, end, step)
     source, other = source.located(), other.located()
