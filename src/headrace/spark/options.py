@@ -54,214 +54,6 @@ _SYSTEM_TOPICS: Final = SYSTEM_TOPICS | INTERNAL_TOPICS
 _SYSTEM_PREFIXES: Final = (RESERVED_PREFIX, "rmq_sys_")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """What to read, from where to where, and how. Field names are the options' in snake case."""
-
-    servers: str = ""
-    store: str = ""
-    broker_name: str = ""
-    topics: tuple[str, ...] | None = None
-    topic_pattern: str | None = None
-    assign: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None
-    scan: str = ""
-    columns: tuple[str, ...] = DEFAULT_COLUMNS
-    tags: tuple[str, ...] | None = None
-    keys: tuple[str, ...] | None = None
-    starting_offsets: str | QueueMap = ""
-    starting_timestamp: int | None = None
-    starting_offsets_by_timestamp: QueueMap | None = None
-    starting_timestamp_strategy: str = ERROR
-    starting_fallback: str = LATEST
-    ending_offsets: str | QueueMap = LATEST
-    ending_timestamp: int | None = None
-    ending_offsets_by_timestamp: QueueMap | None = None
-    group: str = ""
-    commit_offsets: bool = True
-    max_bytes_per_trigger: int = 256 << 20
-    max_offsets_per_trigger: int = 0
-    min_offsets_per_trigger: int = 0
-    max_trigger_delay: float = 900.0
-    max_bytes_per_partition: int = 64 << 20
-    min_partitions: int = 0
-    max_records_per_partition: int = 0
-    coalesce_queues: bool | None = None
-    fail_on_data_loss: bool = True
-    new_queues: str = EARLIEST
-    batch_rows: int = 65536
-    batch_bytes: int = 16 << 20
-    include_system_topics: bool = False
-    include_retry_topics: bool = False
-    verify_crc: bool = False
-    pull_batch_bytes: int = 4 << 20
-    pull_timeout_ms: int = 10_000
-    retries: int = 3
-    require_brokers: tuple[str, ...] = ()
-    auth_access_key: str = field(default="", repr=False)
-    auth_secret_key: str = field(default="", repr=False)
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Return the options that Spark was given.
-
-        Raises:
-            ConfigError: one is unknown, has a value it cannot have, or contradicts another.
-        """
-        if not options:
-            raise ConfigError(
-                f"name servers or store, and topics: there is no option at all; {TABLE_REMEDY}", key="servers"
-            )
-        given: dict[str, Any] = {}
-        for key, text in options.items():
-            name = _canonical(key)
-            known = _OPTIONS.get(name)
-            if known is None:
-                hint = _HINTS.get(name) or _HINTS.get(name.partition(".")[0])
-                more = (
-                    f": {hint}"
-                    if hint
-                    else f"{suggest(key, OPTION_NAMES)}; options are {', '.join(sorted(OPTION_NAMES))}"
-                )
-                raise ConfigError(f"there is no option {key!r}{more}", key=key)
-            if known.field in given:
-                raise ConfigError(f"option {known.name} is given twice", key=known.name)
-            given[known.field] = known.parse(known.name, text)
-        found = cls(**given)
-        found._check()
-        return found
-
-    def _check(self) -> None:
-        if bool(self.servers) == bool(self.store):
-            raise ConfigError(
-                "name one of the options servers (host:9876 of a registry) and store (a store's folder)", key="servers"
-            )
-        chosen = [
-            name
-            for name, value in (
-                ("topics", self.topics), ("topicPattern", self.topic_pattern), ("assign", self.assign),
-                ("scan", self.scan or None),
-            )
-            if value is not None
-        ]  # fmt: skip
-        if len(chosen) != 1:
-            raise ConfigError(
-                "name one of the options topics, topicPattern, assign and scan=log, not "
-                f"{' and '.join(chosen) or 'none'}",
-                key="topics",
-            )
-        if self.group and not VALID_GROUP.fullmatch(self.group):
-            raise ConfigError(
-                f"option group: {self.group[:LONGEST_GROUP]!r} is no name of a consumer group: 1 to {LONGEST_GROUP} "
-                "letters, digits and any of %|_.-",
-                key="group",
-            )
-        if self.broker_name and not self.store:
-            raise ConfigError("brokerName goes with store: brokers say their names themselves", key="brokerName")
-        if self.require_brokers and self.store:
-            raise ConfigError("requireBrokers goes with servers: a folder is the log of one", key="requireBrokers")
-        if bool(self.auth_access_key) != bool(self.auth_secret_key):
-            raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
-        if self.is_log_mode:
-            self._check_log_mode()
-
-    def _check_log_mode(self) -> None:
-        """Refuse what counts or names messages of queues: positions are physical offsets."""
-        for name, count, remedy in (
-            ("maxOffsetsPerTrigger", self.max_offsets_per_trigger, "maxBytesPerTrigger"),
-            ("minOffsetsPerTrigger", self.min_offsets_per_trigger, "the trigger's interval"),
-            ("maxRecordsPerPartition", self.max_records_per_partition, "maxBytesPerPartition"),
-        ):
-            if count:
-                raise ConfigError(
-                    f"option {name} counts messages of queues, and a log is read by its bytes: {remedy} goes with "
-                    "scan=log and with store",
-                    key=name,
-                )
-        for name, value in (("startingOffsets", self.starting_offsets), ("endingOffsets", self.ending_offsets)):
-            topics = [] if isinstance(value, str) else [key.topic for key in value if key.topic]
-            if topics:
-                raise ConfigError(
-                    f"{name} of a log names physical offsets, {{broker: offset}}, not {{topic: ...}}: {topics[0]!r}",
-                    key=name,
-                )
-
-    @property
-    def is_log_mode(self) -> bool:
-        """Whether positions are physical offsets of logs: ``scan=log``, and every read of a store's folder."""
-        return bool(self.scan) or bool(self.store)
-
-    @property
-    def source(self) -> StoreSource | ServersSource:
-        """Where to read."""
-        if self.store:
-            return StoreSource(self.store, self.broker_name)
-        return ServersSource(
-            self.servers, self.auth_access_key, self.auth_secret_key, self.pull_timeout_ms, self.retries, self.group
-        )
-
-    def wants_topic(self, topic: str) -> bool:
-        """Whether a topic is among those to read; asked for topics that a broker lists."""
-        if self.topics is not None:
-            return topic in self.topics
-        if self.assign is not None:
-            return topic in self.assign
-        if not self.include_retry_topics and topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
-            return False
-        if not self.include_system_topics and _is_system_topic(topic):
-            return False
-        return self.topic_pattern is None or re.fullmatch(self.topic_pattern, topic) is not None
-
-    def wants_queue(self, topic: str, broker: str, queue_id: int) -> bool:
-        """Whether a queue of such a topic is to be read."""
-        return self.assign is None or queue_id in self.assign.get(topic, {}).get(broker, ())
-
-    @property
-    def named_topics(self) -> tuple[str, ...] | None:
-        """The topics given by name, None for a pattern or a whole log."""
-        return tuple(self.assign) if self.assign is not None else self.topics
-
-    def decoder_options(self) -> dict[str, Any]:
-        """Return what the decoder needs to know, as its arguments."""
-        return {
-            "batch_rows": self.batch_rows,
-            "batch_bytes": self.batch_bytes,
-            "tags": self.tags,
-            "keys": self.keys,
-            "verify_crc": self.verify_crc,
-            "start_ms": self.starting_timestamp,
-            "end_ms": self.ending_timestamp,
-            "system_topics": self.include_system_topics,
-            "retry_topics": self.include_retry_topics,
-        }
-
-
-def _is_system_topic(topic: str) -> bool:
-    """Whether a topic is the broker's own; RocketMQ 5 makes some whose names begin in its way."""
-    return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_PREFIXES)
-
-
-def without_catalogs(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options without what Spark adds when CREATE TABLE asks for the columns: its own notes about the table."""
-    if "provider" not in options:
-        return dict(options)
-    return {
-        key: text
-        for key, text in options.items()
-        if key not in _OF_CATALOGS and not key.startswith(_OF_CATALOGS_PREFIX)
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    name: str
-    field: str
-    parse: Callable[[str, str], Any]
-
-
-def _canonical(key: str) -> str:
-    return key.strip().lower()
-
-
 def _text(name: str, text: str) -> str:
     if not text.strip():
         raise ConfigError(f"option {name} is empty", key=name)
@@ -502,54 +294,224 @@ def _columns(name: str, text: str) -> tuple[str, ...]:
     return parse_columns(text)
 
 
+def _option(parse: Callable[[str, str], Any], default: Any) -> Any:
+    """Declare the field of an option; ``parse`` is called with the option's name and text."""
+    return field(default=default, metadata={"parse": parse})
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read, from where to where, and how. Field names are the options' in snake case, each with its parser."""
+
+    servers: str = _option(_text, "")
+    store: str = _option(_text, "")
+    broker_name: str = _option(_text, "")
+    topics: tuple[str, ...] | None = _option(_names, None)
+    topic_pattern: str | None = _option(_pattern, None)
+    assign: Mapping[str, Mapping[str, tuple[int, ...]]] | None = _option(_assignment, None)
+    scan: str = _option(_one_of("log"), "")
+    columns: tuple[str, ...] = _option(_columns, DEFAULT_COLUMNS)
+    tags: tuple[str, ...] | None = _option(_tags, None)
+    keys: tuple[str, ...] | None = _option(_names, None)
+    starting_offsets: str | Mapping[QueueKey, int] = _option(_starting, "")
+    starting_timestamp: int | None = _option(parse_time, None)
+    starting_offsets_by_timestamp: Mapping[QueueKey, int] | None = _option(_times, None)
+    starting_timestamp_strategy: str = _option(_one_of(ERROR, LATEST), ERROR)
+    starting_fallback: str = _option(_one_of(LATEST, EARLIEST, ERROR), LATEST)
+    ending_offsets: str | Mapping[QueueKey, int] = _option(_ending, LATEST)
+    ending_timestamp: int | None = _option(parse_time, None)
+    ending_offsets_by_timestamp: Mapping[QueueKey, int] | None = _option(_times, None)
+    group: str = _option(_text, "")
+    commit_offsets: bool = _option(_flag, True)
+    max_bytes_per_trigger: int = _option(_size, 256 << 20)
+    max_offsets_per_trigger: int = _option(_number, 0)
+    min_offsets_per_trigger: int = _option(_number, 0)
+    max_trigger_delay: float = _option(_duration, 900.0)
+    max_bytes_per_partition: int = _option(_size, 64 << 20)
+    min_partitions: int = _option(_number, 0)
+    max_records_per_partition: int = _option(_number, 0)
+    coalesce_queues: bool | None = _option(_flag_or_auto, None)
+    fail_on_data_loss: bool = _option(_flag, True)
+    new_queues: str = _option(_one_of(EARLIEST, LATEST), EARLIEST)
+    batch_rows: int = _option(_positive, 65536)
+    batch_bytes: int = _option(_batch_size, 16 << 20)
+    include_system_topics: bool = _option(_flag, False)
+    include_retry_topics: bool = _option(_flag, False)
+    verify_crc: bool = _option(_flag, False)
+    pull_batch_bytes: int = _option(_pull_size, 4 << 20)
+    pull_timeout_ms: int = _option(_timeout, 10_000)
+    retries: int = _option(_number, 3)
+    require_brokers: tuple[str, ...] = _option(_names, ())
+    auth_access_key: str = field(default="", repr=False)
+    auth_secret_key: str = field(default="", repr=False)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Return the options that Spark was given.
+
+        Raises:
+            ConfigError: one is unknown, has a value it cannot have, or contradicts another.
+        """
+        if not options:
+            raise ConfigError(
+                f"name servers or store, and topics: there is no option at all; {TABLE_REMEDY}", key="servers"
+            )
+        given: dict[str, Any] = {}
+        for key, text in options.items():
+            lowered = key.strip().lower()
+            known = _OPTIONS.get(lowered)
+            if known is None:
+                hint = _HINTS.get(lowered) or _HINTS.get(lowered.partition(".")[0])
+                more = (
+                    f": {hint}"
+                    if hint
+                    else f"{suggest(key, OPTION_NAMES)}; options are {', '.join(sorted(OPTION_NAMES))}"
+                )
+                raise ConfigError(f"there is no option {key!r}{more}", key=key)
+            name, where, parse = known
+            if where in given:
+                raise ConfigError(f"option {name} is given twice", key=name)
+            given[where] = parse(name, text)
+        found = cls(**given)
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        if bool(self.servers) == bool(self.store):
+            raise ConfigError(
+                "name one of the options servers (host:9876 of a registry) and store (a store's folder)", key="servers"
+            )
+        chosen = [
+            name
+            for name, value in (
+                ("topics", self.topics), ("topicPattern", self.topic_pattern), ("assign", self.assign),
+                ("scan", self.scan or None),
+            )
+            if value is not None
+        ]  # fmt: skip
+        if len(chosen) != 1:
+            raise ConfigError(
+                "name one of the options topics, topicPattern, assign and scan=log, not "
+                f"{' and '.join(chosen) or 'none'}",
+                key="topics",
+            )
+        if self.group and not VALID_GROUP.fullmatch(self.group):
+            raise ConfigError(
+                f"option group: {self.group[:LONGEST_GROUP]!r} is no name of a consumer group: 1 to {LONGEST_GROUP} "
+                "letters, digits and any of %|_.-",
+                key="group",
+            )
+        if self.broker_name and not self.store:
+            raise ConfigError("brokerName goes with store: brokers say their names themselves", key="brokerName")
+        if self.require_brokers and self.store:
+            raise ConfigError("requireBrokers goes with servers: a folder is the log of one", key="requireBrokers")
+        if bool(self.auth_access_key) != bool(self.auth_secret_key):
+            raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
+        if self.is_log_mode:
+            self._check_log_mode()
+
+    def _check_log_mode(self) -> None:
+        """Refuse what counts or names messages of queues: positions are physical offsets."""
+        for name, count, remedy in (
+            ("maxOffsetsPerTrigger", self.max_offsets_per_trigger, "maxBytesPerTrigger"),
+            ("minOffsetsPerTrigger", self.min_offsets_per_trigger, "the trigger's interval"),
+            ("maxRecordsPerPartition", self.max_records_per_partition, "maxBytesPerPartition"),
+        ):
+            if count:
+                raise ConfigError(
+                    f"option {name} counts messages of queues, and a log is read by its bytes: {remedy} goes with "
+                    "scan=log and with store",
+                    key=name,
+                )
+        for name, value in (("startingOffsets", self.starting_offsets), ("endingOffsets", self.ending_offsets)):
+            topics = [] if isinstance(value, str) else [key.topic for key in value if key.topic]
+            if topics:
+                raise ConfigError(
+                    f"{name} of a log names physical offsets, {{broker: offset}}, not {{topic: ...}}: {topics[0]!r}",
+                    key=name,
+                )
+
+    @property
+    def is_log_mode(self) -> bool:
+        """Whether positions are physical offsets of logs: ``scan=log``, and every read of a store's folder."""
+        return bool(self.scan) or bool(self.store)
+
+    @property
+    def source(self) -> StoreSource | ServersSource:
+        """Where to read."""
+        if self.store:
+            return StoreSource(self.store, self.broker_name)
+        return ServersSource(
+            self.servers, self.auth_access_key, self.auth_secret_key, self.pull_timeout_ms, self.retries, self.group
+        )
+
+    def wants_topic(self, topic: str) -> bool:
+        """Whether a topic is among those to read; asked for topics that a broker lists."""
+        if self.topics is not None:
+            return topic in self.topics
+        if self.assign is not None:
+            return topic in self.assign
+        if not self.include_retry_topics and topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            return False
+        if not self.include_system_topics and _is_system_topic(topic):
+            return False
+        return self.topic_pattern is None or re.fullmatch(self.topic_pattern, topic) is not None
+
+    def wants_queue(self, topic: str, broker: str, queue_id: int) -> bool:
+        """Whether a queue of such a topic is to be read."""
+        return self.assign is None or queue_id in self.assign.get(topic, {}).get(broker, ())
+
+    @property
+    def named_topics(self) -> tuple[str, ...] | None:
+        """The topics given by name, None for a pattern or a whole log."""
+        return tuple(self.assign) if self.assign is not None else self.topics
+
+    def decoder_options(self) -> dict[str, Any]:
+        """Return what the decoder needs to know, as its arguments."""
+        return {
+            "batch_rows": self.batch_rows,
+            "batch_bytes": self.batch_bytes,
+            "tags": self.tags,
+            "keys": self.keys,
+            "verify_crc": self.verify_crc,
+            "start_ms": self.starting_timestamp,
+            "end_ms": self.ending_timestamp,
+            "system_topics": self.include_system_topics,
+            "retry_topics": self.include_retry_topics,
+        }
+
+
+def _is_system_topic(topic: str) -> bool:
+    """Whether a topic is the broker's own; RocketMQ 5 makes some whose names begin in its way."""
+    return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_PREFIXES)
+
+
+def without_catalogs(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options without what Spark adds when CREATE TABLE asks for the columns: its own notes about the table."""
+    if "provider" not in options:
+        return dict(options)
+    return {
+        key: text
+        for key, text in options.items()
+        if key not in _OF_CATALOGS and not key.startswith(_OF_CATALOGS_PREFIX)
+    }
+
+
+def _spelled(name: str) -> str:
+    """Return how documents spell the option of a field: startingOffsets for starting_offsets."""
+    first, *others = name.split("_")
+    return first + "".join(other.capitalize() for other in others)
+
+
 _PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
-    "servers": ("servers", _text),
-    "store": ("store", _text),
+    **{_spelled(each.name): (each.name, each.metadata["parse"]) for each in fields(ReadOptions) if each.metadata},
     "path": ("store", _text),
-    "brokerName": ("broker_name", _text),
-    "topics": ("topics", _names),
-    "topicPattern": ("topic_pattern", _pattern),
-    "assign": ("assign", _assignment),
-    "scan": ("scan", _one_of("log")),
-    "columns": ("columns", _columns),
-    "tags": ("tags", _tags),
-    "keys": ("keys", _names),
-    "startingOffsets": ("starting_offsets", _starting),
-    "startingTimestamp": ("starting_timestamp", parse_time),
-    "startingOffsetsByTimestamp": ("starting_offsets_by_timestamp", _times),
-    "startingTimestampStrategy": ("starting_timestamp_strategy", _one_of(ERROR, LATEST)),
-    "startingFallback": ("starting_fallback", _one_of(LATEST, EARLIEST, ERROR)),
-    "endingOffsets": ("ending_offsets", _ending),
-    "endingTimestamp": ("ending_timestamp", parse_time),
-    "endingOffsetsByTimestamp": ("ending_offsets_by_timestamp", _times),
-    "group": ("group", _text),
-    "commitOffsets": ("commit_offsets", _flag),
-    "maxBytesPerTrigger": ("max_bytes_per_trigger", _size),
-    "maxOffsetsPerTrigger": ("max_offsets_per_trigger", _number),
-    "minOffsetsPerTrigger": ("min_offsets_per_trigger", _number),
-    "maxTriggerDelay": ("max_trigger_delay", _duration),
-    "maxBytesPerPartition": ("max_bytes_per_partition", _size),
-    "minPartitions": ("min_partitions", _number),
-    "maxRecordsPerPartition": ("max_records_per_partition", _number),
-    "coalesceQueues": ("coalesce_queues", _flag_or_auto),
-    "failOnDataLoss": ("fail_on_data_loss", _flag),
-    "newQueues": ("new_queues", _one_of(EARLIEST, LATEST)),
-    "batchRows": ("batch_rows", _positive),
-    "batchBytes": ("batch_bytes", _batch_size),
-    "includeSystemTopics": ("include_system_topics", _flag),
-    "includeRetryTopics": ("include_retry_topics", _flag),
-    "verifyCrc": ("verify_crc", _flag),
-    "pullBatchBytes": ("pull_batch_bytes", _pull_size),
-    "pullTimeoutMs": ("pull_timeout_ms", _timeout),
-    "retries": ("retries", _number),
-    "requireBrokers": ("require_brokers", _names),
     "auth.accessKey": ("auth_access_key", _text),
     "auth.secretKey": ("auth_secret_key", _text),
     "auth.secretKeyFile": ("auth_secret_key", _secret_file),
     "auth.secretKeyEnv": ("auth_secret_key", _secret_variable),
 }
-
-_OPTIONS: Final = {_canonical(name): _Option(name, where, parse) for name, (where, parse) in _PARSERS.items()}
+_OPTIONS: Final = {name.lower(): (name, *found) for name, found in _PARSERS.items()}
 
 _HINTS: Final = {
     "connectionsperexecutor": "a task has one connection to a broker; spark.executor.cores says how many there are",
@@ -567,5 +529,3 @@ _HINTS: Final = {
 
 OPTION_NAMES: Final = tuple(_PARSERS)
 """Every option for reading, as documents spell it."""
-
-assert {option.field for option in _OPTIONS.values()} == {declared.name for declared in fields(ReadOptions)}
