@@ -42,7 +42,7 @@ def test_rows_reach_rocketmq(registry: str) -> None:
     rows = [{"body": f"row {number}", "tags": "t", "keys": [f"k{number}", "all"]} for number in range(COUNT)]
     batches = (pa.RecordBatch.from_pylist(rows[at : at + 1000]) for at in range(0, COUNT, 1000))
     written = PartitionWriter(made.plan, "txn", 0, 0).write(batches)
-    assert (written.rows, written.stored) == (COUNT, COUNT)
+    assert (written.rows, written.counters.stored) == (COUNT, COUNT)
     until(lambda: bodies(registry, "FromSpark").total() == COUNT, 60)
     found = read_topic(registry, "FromSpark")
     assert Counter(message["body"].decode() for message in found) == Counter(row["body"] for row in rows)

@@ -160,8 +160,8 @@ def test_an_epoch_written_again_adds_nothing(broker: testing.RunningBroker, mode
             found = [write(made.plan, texts(500 * epoch + 250 * number, 250, 100 - turn), epoch=epoch, partition=number)
                      for number in range(2)]  # fmt: skip
             end_write(made.plan, found, is_commit=True)
-            assert [each.stored for each in found] == ([250, 250] if turn == 0 else [0, 0])
-            assert [each.duplicates for each in found] == ([0, 0] if turn == 0 else [250, 250])
+            assert [each.counters.stored for each in found] == ([250, 250] if turn == 0 else [0, 0])
+            assert [each.counters.duplicates for each in found] == ([0, 0] if turn == 0 else [250, 250])
     assert bodies(broker.registry, topic) == expected(1000)
 
 
@@ -399,7 +399,7 @@ def test_topics_that_come_to_be_in_the_middle_of_a_partition_disturb_nothing(mod
 
         found = write(made.plan, rows())
         made.commit([found])
-        assert (found.retries, found.duplicates) == (0, 0)
+        assert (found.counters.retries, found.counters.duplicates) == (0, 0)
         assert bodies(fresh.registry, "base") == Counter({f"{number}" * 60: 199 for number in range(5)})
         assert bodies(fresh.registry, "new-4").total() == 1
 
@@ -585,7 +585,7 @@ def test_a_topics_own_level_decides_what_flushed_means() -> None:
         write(writer(fsync.registry, "strict", ack="flushed").plan, texts(0, 10))
         made = make_writer({"servers": fsync.registry, "ack": "flushed"}, schema(**named), False)
         for topic in ("strict", "other"):
-            assert write(made.plan, row(topic)).stored == 1
+            assert write(made.plan, row(topic)).counters.stored == 1
         with pytest.raises(ConfigError, match=refusal):
             write(made.plan, row("loose"))
         with Cluster(fsync.registry) as cluster:
@@ -796,7 +796,7 @@ def test_an_epoch_written_again_after_a_kill_adds_nothing(mortal: Killed, mode: 
     made.commit([first, second])
     mortal.again()
     for partition, start in ((1, 0), (0, 5000)):
-        assert write(made.plan, texts(start, 5000), partition=partition).duplicates == 5000
+        assert write(made.plan, texts(start, 5000), partition=partition).counters.duplicates == 5000
     found = bodies(mortal.registry, "t")
     if mode == "idempotent":
         # The dead task wrote other rows under partition 0, which is what must not happen: those numbers are taken.
@@ -818,7 +818,7 @@ def test_rows_that_come_slowly_are_not_sent_again(mode: str) -> None:
 
         found = write(made.plan, rows())
         made.commit([found])
-        assert (found.retries, found.duplicates) == (0, 0)
+        assert (found.counters.retries, found.counters.duplicates) == (0, 0)
         assert bodies(impatient.registry, "slow") == expected(1200)
 
 

@@ -56,10 +56,10 @@ class MessageWriter(PartitionWriter):
 
     def answer(self) -> dict[str, Any]:
         """Return what was done, as JSON."""
-        written, skipped = self.written, self.skipped
+        counters, skipped = self.written.counters, self.skipped
         return {
-            "rows": written.rows, "stored": written.stored, "duplicates": written.duplicates,
-            "retries": written.retries, "skipped": skipped.messages, "listed": skipped.listed,
+            "rows": self.written.rows, "stored": counters.stored, "duplicates": counters.duplicates,
+            "retries": counters.retries, "skipped": skipped.messages, "listed": skipped.listed,
         }  # fmt: skip
 
     def flush(self) -> None:

@@ -67,17 +67,18 @@ def end_write(
 
 def _log_end(plan: WritePlan, written: Sequence[Written], rows: int, *, is_commit: bool) -> None:
     """Say what tasks wrote, and what of it is not as one might think."""
+    duplicates = sum(each.counters.duplicates for each in written)
     logger.info(
         "write %s tasks=%d rows=%d duplicates=%d unsure=%d left_out=%d retries=%d",
         "done" if is_commit else "failed",
         len(written),
         rows,
-        sum(each.duplicates for each in written),
-        sum(each.unsure for each in written),
+        duplicates,
+        sum(each.counters.unsure for each in written),
         sum(each.left_out for each in written),
-        sum(each.retries for each in written),
+        sum(each.counters.retries for each in written),
     )
-    if is_commit and rows and rows == sum(each.duplicates for each in written):
+    if is_commit and rows and rows == duplicates:
         logger.warning(
             "nothing written: all rows are duplicates, the identity has had this epoch or a later one txn=%s epoch=%d",
             written[0].txn, written[0].epoch,

@@ -26,7 +26,7 @@ from headrace.spark.writing.encode import Encoder
 from headrace.spark.writing.options import AT_LEAST_ONCE, STORED, TRANSACTIONAL
 from headrace.spark.writing.plan import WritePlan, patiently, require_ack, servers_of
 from headrace.spark.writing.route import NEW_TOPIC_QUEUES, TopicRoute, find_route
-from headrace.spark.writing.send import MAX_ROWS_IN_FLIGHT, Batch, Sender
+from headrace.spark.writing.send import MAX_ROWS_IN_FLIGHT, Batch, SendCounters, Sender
 
 if TYPE_CHECKING:
     from headrace.spark.writing.encode import Sealed
@@ -38,10 +38,8 @@ class Written(WriterCommitMessage):
 
     Attributes:
         rows: Rows of the partition.
-        stored: Of those, what a broker stored now; the rest were there already.
-        rows_by_broker: Rows that each broker answered for.
+        counters: What became of them.
         left_out: Properties of maps that are the broker's own and were not copied.
-        retries: Requests sent again.
         home: Broker that keeps the transaction; empty without one.
     """
 
@@ -50,12 +48,8 @@ class Written(WriterCommitMessage):
     partition: int
     attempt: int
     rows: int = 0
-    stored: int = 0
-    duplicates: int = 0
-    unsure: int = 0
+    counters: SendCounters = field(default_factory=SendCounters)
     left_out: int = 0
-    retries: int = 0
-    rows_by_broker: dict[str, int] = field(default_factory=dict)
     home: str = ""
 
 
@@ -117,13 +111,9 @@ class PartitionWriter:
         counters, written = self._sender.counters, self.written
         written.rows = self._encoder.rows
         written.left_out = self._encoder.left_out
-        written.stored = counters.stored
-        written.duplicates = counters.duplicates
-        written.unsure = counters.unsure
-        written.retries = counters.retries
-        written.rows_by_broker = dict(counters.rows_by_broker)
-        if sum(written.rows_by_broker.values()) != written.rows:
-            raise InternalError(f"{written.rows} rows, but {written.rows_by_broker} are acknowledged")
+        written.counters = counters
+        if counters.stored + counters.duplicates != written.rows:
+            raise InternalError(f"{written.rows} rows, but {counters} are acknowledged")
         return written
 
     def _encode(self, batch: pa.RecordBatch) -> list[Sealed]:

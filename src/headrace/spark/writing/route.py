@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 PERM_WRITE: Final = 2
 VALID_TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 TEMPLATE_TOPICS: Final = ("TBW102", "DEFAULT_TOPIC")
-"""What a broker makes topics from that do not exist; registered only where it may."""
+"""What a broker makes topics from that do not exist, registered only where it may; in the order that they are tried."""
 NEW_TOPIC_QUEUES: Final = 4
 """Queues that a producer asks for when its topic does not exist; a template with fewer wins."""
 
@@ -55,10 +55,6 @@ class TopicRoute:
     queues: tuple[tuple[str, int], ...]
     template: str = ""
 
-    def fixed_index(self, partition: int, epoch: int) -> int:
-        """Return the index of the queue for rows that do not say where they go."""
-        return (partition + epoch) % len(self.queues)
-
     def by_id(self) -> list[int]:
         """Return for each queue id the index of its queue, -1 where there is none."""
         indexes: dict[int, list[int]] = {}
@@ -72,7 +68,7 @@ class TopicRoute:
     def resolve(self, partition: int, epoch: int, *, is_keyed: bool = False) -> tuple[int, int, list[int]]:
         """Return what an encoder has to know: number of queues, the fixed one (-1: by unique key), and those by id."""
         is_by_key = is_keyed and len({broker for broker, _ in self.queues}) > 1
-        return len(self.queues), -1 if is_by_key else self.fixed_index(partition, epoch), self.by_id()
+        return len(self.queues), -1 if is_by_key else (partition + epoch) % len(self.queues), self.by_id()
 
     def on_broker(self, broker: str) -> TopicRoute:
         """Return the part of the route that lies on one broker.
@@ -89,11 +85,13 @@ class TopicRoute:
         return TopicRoute(self.topic, queues, self.template)
 
 
-def plan_route(topic: str, route: Route, *, live_only: bool = False) -> TopicRoute:
+def plan_route(topic: str, route: Route, *, live_only: bool = False, template: str = "") -> TopicRoute:
     """Put the writable queues of a topic in their order.
 
     Args:
+        route: Of the topic, or of the template.
         live_only: Leave out brokers without a master.
+        template: What brokers make the topic from; empty when it exists.
 
     Raises:
         ConfigError: there is none.
@@ -102,29 +100,14 @@ def plan_route(topic: str, route: Route, *, live_only: bool = False) -> TopicRou
         (queue_id, queue.broker)
         for queue in route.queues
         if queue.perm & PERM_WRITE and not (live_only and MASTER not in route.brokers.get(queue.broker, ()))
-        for queue_id in range(queue.write_queues)
+        for queue_id in range(min(NEW_TOPIC_QUEUES, queue.write_queues) if template else queue.write_queues)
     )
+    if not queues and template:
+        raise ConfigError(f"topic {topic!r} does not exist, and no broker may make it")
     if not queues:
         raise ConfigError(
             f"topic {topic!r} has no queue to write to: its permission, its write queues or a lack of masters forbid it"
         )
-    return TopicRoute(topic, tuple((broker, queue_id) for queue_id, broker in queues))
-
-
-def plan_new_topic(topic: str, template: str, route: Route) -> TopicRoute:
-    """Plan the queues that a topic will have on the brokers that may make it; ``route`` is the template's.
-
-    Raises:
-        ConfigError: none may.
-    """
-    queues = sorted(
-        (queue_id, queue.broker)
-        for queue in route.queues
-        if queue.perm & PERM_WRITE
-        for queue_id in range(min(NEW_TOPIC_QUEUES, queue.write_queues))
-    )
-    if not queues:
-        raise ConfigError(f"topic {topic!r} does not exist, and no broker may make it")
     return TopicRoute(topic, tuple((broker, queue_id) for queue_id, broker in queues), template)
 
 
@@ -149,7 +132,7 @@ def find_route(cluster: Cluster, topic: str, *, live_only: bool = False) -> Topi
             continue
         queues = tuple(queue for queue in found.queues if _makes_topics(cluster, found, queue.broker))
         if queues:
-            return plan_new_topic(topic, template, Route(found.brokers, queues))
+            return plan_route(topic, Route(found.brokers, queues), template=template)
     if not cluster.brokers():
         # As while the only one restarts: its topics come back with it.
         raise ConnectionLostError(";".join(cluster.servers), "the registries know of no broker")

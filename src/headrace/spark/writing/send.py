@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ClientError, ConnectionLostError, RequestTimeoutError
@@ -82,17 +82,16 @@ class SendCounters:
     """What became of the batches.
 
     Attributes:
+        stored: Rows that a broker stored now.
         duplicates: Rows that the broker had already.
         unsure: Rows that are stored but, the broker says, not yet flushed or replicated.
         retries: Requests sent again.
     """
 
-    requests: int = 0
     stored: int = 0
     duplicates: int = 0
     unsure: int = 0
     retries: int = 0
-    rows_by_broker: dict[str, int] = field(default_factory=dict)
 
 
 class Sender:
@@ -218,7 +217,6 @@ class _Lane:
         self._under_way[opaque] = batch
         self._posted_at = time.monotonic()
         self._rows += batch.rows
-        self._sender.counters.requests += 1
 
     def _settle(self) -> None:
         """Wait for one answer and do what it asks for."""
@@ -271,8 +269,6 @@ class _Lane:
             counters.duplicates += duplicates
             counters.stored += batch.rows - duplicates
             counters.unsure += batch.rows if code != ResponseCode.SUCCESS else 0
-            rows = counters.rows_by_broker
-            rows[batch.broker] = rows.get(batch.broker, 0) + batch.rows
             return None
         reason = f"{response_name(code)} {response.remark}".rstrip()
         if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:

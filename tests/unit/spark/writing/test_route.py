@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import ConfigError, ConnectionLostError, RouteNotFoundError
 from headrace.remoting.blocking import Cluster, QueueData, Route
 from headrace.remoting.codec import Command
-from headrace.spark.writing.route import find_route, home_broker, plan_new_topic, plan_route
+from headrace.spark.writing.route import find_route, home_broker, plan_route
 
 MASTERS = {"a": {0: "a:1"}, "b": {0: "b:1", 1: "b:2"}}
 TWO = Route(MASTERS, (QueueData("b", 8, 2, 6), QueueData("a", 8, 3, 6)))
@@ -58,8 +58,8 @@ def test_queues_have_one_order() -> None:
 
 def test_rows_of_a_partition_share_a_queue_that_moves_with_the_epoch() -> None:
     route = plan_route("t", TWO)
-    assert [route.fixed_index(partition, 0) for partition in range(6)] == [0, 1, 2, 3, 4, 0]
-    assert [route.fixed_index(1, epoch) for epoch in range(5)] == [1, 2, 3, 4, 0]
+    assert [route.resolve(partition, 0)[1] for partition in range(6)] == [0, 1, 2, 3, 4, 0]
+    assert [route.resolve(1, epoch)[1] for epoch in range(5)] == [1, 2, 3, 4, 0]
     assert route.resolve(1, 2) == (5, 3, [0, 3, 4])
     assert route.resolve(1, 2, is_keyed=True) == (5, -1, [0, 3, 4])
     assert route.on_broker("a").resolve(1, 2, is_keyed=True)[1] == 0
@@ -90,7 +90,7 @@ def test_a_topic_that_does_not_exist_is_planned_from_its_template() -> None:
     """As other producers do: at most four queues, at most the template's."""
     template = Route(MASTERS, (QueueData("a", 8, 8, 7), QueueData("b", 8, 1, 7)))
     found = find_route(cluster(TBW102=template), "new")
-    assert found == plan_new_topic("new", "TBW102", template)
+    assert found == plan_route("new", template, template="TBW102")
     assert found.template == "TBW102"
     assert found.queues == (("a", 0), ("b", 0), ("a", 1), ("a", 2), ("a", 3))
     assert find_route(cluster(DEFAULT_TOPIC=template), "new").template == "DEFAULT_TOPIC"
