@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.spark.jobs.alerts_series import COUNTS, FEATURES, LEVELS, MinuteSeries, baseline, features, judge
+from headrace.spark.jobs.alerts_series import (
+    COUNTS,
+    FEATURES,
+    LEVELS,
+    MinuteSeries,
+    baseline,
+    features,
+    judge,
+    reach_minutes,
+)
 from tests.support.minute_series import BEGIN, DAY, MINUTE, Traffic, rules_of
 
 RULES = rules_of()
@@ -99,7 +108,7 @@ def test_the_oldest_day_of_the_history_counts_whole(history_days: int) -> None:
         rows = [row for row in traffic.rows() if row["time_ms"] >= BEGIN + (noon - reach) * MINUTE]
         return [one.rule for one in judge(series_of(rows, "", traffic.end_ms), reach, reach + 1, rules)]
 
-    assert found(rules.reach_minutes) == []
+    assert found(reach_minutes(rules)) == []
     if history_days < 3:  # of three the two newest are enough
         assert found(history_days * DAY) == ["throughput_high"]
 
