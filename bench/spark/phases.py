@@ -24,7 +24,7 @@ from bench.spark.session import Session
 from bench.spark.steps import ArchiveStep, DiskStep, LatencyStep, ParquetStep, ScanStep, SinkStep, Source, Step
 from bench.spark.tree import disk_bytes
 from headrace.spark.jobs.archive import DEFAULT_COLUMNS
-from headrace.spark.scan import ServersSource, StoreSource, open_source, plan_log, read_split
+from headrace.spark.scan import ServersSource, StoreSource, plan_log, read_split
 
 NARROW = ("topic", "tags", "keys", "queue_id", "queue_offset", "log_offset", "born_ts", "store_ts")
 WIDE = (*NARROW, "body", "properties")
@@ -129,7 +129,7 @@ class LogPhase(Phase):
         self._broker = self._headrace("async")
         rate = send_messages(self._broker.rocketmq_address, self._shape, self._rows)
         print(f"  {self._rows:,} messages of {self._shape.name} B sent, {rate:,.0f} per second", flush=True)
-        source = open_source(store=self._broker.data)
+        source = StoreSource(str(self._broker.data))
         wait_durable(source, self._rows)
         self._splits = plan_log(source)
         self._log_bytes = sum(split.size_bytes for split in self._splits)

@@ -26,7 +26,7 @@ from bench.spark.run import SCRATCH
 from bench.spark.session import Session
 from bench.spark.steps import emptied
 from bench.spark.tree import TreeMemory
-from headrace.spark.scan import open_source
+from headrace.spark.scan import StoreSource
 
 SIZES = (20_000_000, 100_000_000)
 QUICK_SIZES = (500_000, 2_000_000)
@@ -82,7 +82,7 @@ def main() -> int:
 def _measure(sizes: list[int], scratch: Path, case: CaseResult, run: RunResult) -> None:
     cores = Cores.available()
     with Headrace(scratch, f"{cores.server},{cores.load}", durability="async") as broker:
-        source = open_source(store=broker.data)
+        source = StoreSource(str(broker.data))
         sent = 0
         for size in sizes:
             rate = send_messages(broker.rocketmq_address, SHAPES["100"], size - sent, first=sent)

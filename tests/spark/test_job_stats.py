@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.format.names import STATISTICS_TOPIC, segment_name
 from headrace.spark.jobs import alerts, stats, stats_counting
 from headrace.spark.jobs.log_rows import splits_between
-from headrace.spark.scan import open_source, plan_log
+from headrace.spark.scan import StoreSource, plan_log
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
 from tests.support.record_rows import lay_log
 
@@ -371,7 +371,7 @@ def test_the_report_stands_for_itself(spark: SparkSession, counted: Counted, tmp
 
 
 def test_splits_are_found_by_time(counted: Counted) -> None:
-    splits = plan_log(open_source(store=counted.store), split_bytes=50_000)
+    splits = plan_log(StoreSource(str(counted.store)), split_bytes=50_000)
     part = splits_between(splits, BEGIN + 90 * MINUTE, BEGIN + 100 * MINUTE)
     assert 0 < len(part) < len(splits)
     assert splits_between(splits, None, None) == splits

@@ -227,7 +227,7 @@ def test_run_in_tasks(spark, orders):
     import pyarrow as pa
 
     from headrace.errors import ConfigError
-    from headrace.spark.scan import open_source, plan_log, read_split
+    from headrace.spark.scan import StoreSource, plan_log, read_split
     from headrace.spark.tasks import run_in_tasks, tasks_for
 
     def work(split):
@@ -235,7 +235,7 @@ def test_run_in_tasks(spark, orders):
         yield pa.record_batch({"rows": pa.array([rows], pa.int64())})
 
     schema = pa.schema([("rows", pa.int64())])
-    splits = plan_log(open_source(store=orders.data_dir), split_bytes=2048)
+    splits = plan_log(StoreSource(str(orders.data_dir)), split_bytes=2048)
     assert len(splits) > 2
     assert 1 < tasks_for(spark, len(splits)) < len(splits)
     for wanted in (None, 1, 3, len(splits)):

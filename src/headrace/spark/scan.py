@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 
-from headrace.errors import ConfigError
 from headrace.spark.decode import Decoder
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent, StoreFiles
@@ -30,16 +29,6 @@ CHUNK_BYTES: Final = 4 << 20
 _FIRST_JOIN_BYTES: Final = 64 << 10
 _LEAST_PART: Final = 4
 """Pieces that are made smaller so that there are more of them have at least that part of their largest size."""
-
-
-class Source(Protocol):
-    """Where logs are read from."""
-
-    def extents(self) -> list[LogExtent]:
-        """Return what every broker's log holds now, by broker name."""
-
-    def chunks(self, broker: str, start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield (physical offset, bytes) from ``start`` on; see ``StoreFiles.chunks``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,29 +122,6 @@ class LogSplit:
     def size_bytes(self) -> int:
         """Bytes of log in the split."""
         return self.end - self.start
-
-
-def open_source(
-    *,
-    store: str | Path | None = None,
-    servers: str | None = None,
-    broker: str = "",
-    access_key: str = "",
-    secret_key: str = "",
-    timeout_ms: int = 10_000,
-    retries: int = 3,
-    group: str = "",
-) -> StoreSource | ServersSource:
-    """Return the source that is named: exactly one of ``store`` and ``servers``.
-
-    Raises:
-        ConfigError: neither or both are.
-    """
-    if bool(store) == bool(servers):
-        raise ConfigError("name one of store (a store's folder) and servers (host:9876 of a registry)", key="servers")
-    if store:
-        return StoreSource(str(store), broker)
-    return ServersSource(str(servers), access_key, secret_key, timeout_ms, retries, group)
 
 
 def plan_log(

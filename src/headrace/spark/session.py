@@ -119,7 +119,9 @@ def create_session(
         )
     try:
         spark = _get_or_start(app_name, master, conf or {})
-        register(spark)
+        from headrace.spark import register as register_source  # noqa: PLC0415  # that package re-exports this module
+
+        register_source(spark)
         logger.info("spark session ready app=%s master=%s version=%s", app_name, master, spark.version)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: {how_to_install('spark')}") from error
@@ -323,10 +325,3 @@ def quiet_logging() -> dict[str, str]:
 def is_submitted() -> bool:
     """Whether ``spark-submit`` started this process: master, Java and settings are then its business."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def register(spark: SparkSession) -> None:
-    """Make ``format("headrace")`` known to a session."""
-    from headrace.spark import register as register_source  # noqa: PLC0415  # that package re-exports this module
-
-    register_source(spark)

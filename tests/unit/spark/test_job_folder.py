@@ -11,8 +11,7 @@ import pytest
 pq = pytest.importorskip("pyarrow.parquet", reason="the extra spark is not installed")
 
 from headrace.errors import ConfigError, HeadraceError  # noqa: E402
-from headrace.spark.jobs import alerts_looking, stats  # noqa: E402
-from headrace.spark.jobs.archive import lock_archive  # noqa: E402
+from headrace.spark.jobs import alerts_looking, archive, stats  # noqa: E402
 from headrace.spark.jobs.folder import FolderBusyError, hold_folder, make_folder  # noqa: E402
 
 
@@ -39,12 +38,14 @@ def test_a_folder_is_for_one_run_at_a_time(tmp_path):
 
 
 def test_an_archive_is_for_one_run_at_a_time(tmp_path):
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    config = archive.Config(store=tmp_path / "store", to=tmp_path / "archive")
+    make_folder(tmp_path / "archive" / "_manifest", "to")
     with (
-        lock_archive(tmp_path / "archive"),
+        hold_folder(tmp_path / "archive", "to", lock="_manifest/lock"),
         pytest.raises(FolderBusyError, match="another run"),
-        lock_archive(tmp_path / "archive"),
     ):
-        pass
+        archive.run(cast(Any, None), config)
 
 
 def test_a_folder_that_cannot_be_locked_is_said(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.spark.jobs.log_rows import CLOCK_MARGIN_MS, splits_between
-from headrace.spark.scan import LogSplit, open_source, plan_log, read_split
+from headrace.spark.scan import LogSplit, StoreSource, plan_log, read_split
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
 
 SPLIT_BYTES = 1 << 17
@@ -27,7 +27,7 @@ def fill(store: JobStore, messages: int) -> None:
 
 def plan(store: JobStore) -> list[LogSplit]:
     store.close()
-    return plan_log(open_source(store=store.folder), split_bytes=SPLIT_BYTES)
+    return plan_log(StoreSource(str(store.folder)), split_bytes=SPLIT_BYTES)
 
 
 def stored_between(splits: list[LogSplit], since: int | None, until: int | None) -> list[Any]:

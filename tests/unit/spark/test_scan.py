@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from headrace.errors import ConfigError
 from headrace.format.names import segment_name
 from headrace.spark.decode import Decoder
 from headrace.spark.errors import DataLossError
@@ -16,7 +15,6 @@ from headrace.spark.scan import (
     cut,
     decode_split,
     even_bytes,
-    open_source,
     plan_log,
     raw_chunks,
     read_split,
@@ -147,13 +145,6 @@ def test_cut_follows_a_grid():
     assert list(cut(extent, 0, 2500, 2100)) == [(0, 2000), (2000, 2500)]
     assert list(cut(extent, 450, 700, 300)) == [(450, 600), (600, 700)]
     assert list(cut(extent, 700, 700, 300)) == []
-
-
-def test_source_is_one_of_two(tmp_path):
-    assert isinstance(open_source(store=tmp_path), StoreSource)
-    for wrong in ({}, {"store": "x", "servers": "y:1"}):
-        with pytest.raises(ConfigError, match="store"):
-            open_source(**wrong)  # type: ignore[arg-type]
 
 
 def test_filters_and_batches_pass_through(tmp_path):

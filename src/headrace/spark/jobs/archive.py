@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -129,8 +128,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         FolderBusyError: another run writes to it.
         HeadraceError: the log cannot be read.
     """
-    from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
-    from headrace.spark.jobs.cut_source import CutSource  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.cut_source import cut_source_of  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.tasks import parallelism  # noqa: PLC0415  # needs pyspark
 
     summary = Summary(job="archive", dry_run=config.dry_run)
@@ -138,11 +136,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     check_folder(config.to)
     lake.require(config.table_format, config.to)
     phase("planning")
-    source: Source
-    if config.store is not None:
-        source = CutSource(str(config.store), config.broker)
-    else:
-        source = scan.ServersSource(config.servers, config.access_key, config.secret_key())
+    source = cut_source_of(config, config.broker)
     if not is_begun(config.to):
         require_topics(source, config.topics)
     if config.dry_run:
@@ -150,10 +144,12 @@ def run(spark: SparkSession, config: Config) -> Summary:
         plan, is_resumed = make_plan(source, config, manifest, at_once=parallelism(spark))
         describe_plan(summary, config, manifest, plan, is_resumed=is_resumed)
         return summary
-    with lock_archive(config.to):
+    make_folder(config.to / FOLDER, "to")
+    with hold_folder(config.to, "to", lock=f"{FOLDER}/{LOCK}"):
         manifest = load_epochs(config.to)
         shutil.rmtree(config.to / TEMPORARY, ignore_errors=True)
-        check_files(manifest)
+        for file in manifest.files:
+            manifest.locate(file)  # nothing is added to an archive whose files are not all there
         plan, is_resumed = make_plan(source, config, manifest, at_once=parallelism(spark))
         epoch = write_files(spark, source, config, plan) if plan.splits else None
         if epoch is not None:
@@ -196,29 +192,6 @@ def check_folder(root: Path) -> None:
             "an archive",
             key="to",
         )
-
-
-def check_files(manifest: Manifest) -> None:
-    """Refuse to add to an archive whose files are not all there.
-
-    Raises:
-        ArchiveError: one is missing or has another length.
-    """
-    for file in manifest.files:
-        manifest.locate(file)
-
-
-@contextmanager
-def lock_archive(root: Path) -> Iterator[None]:
-    """Make the archive's folder and hold its lock.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-        FolderBusyError: another run holds the lock.
-    """
-    make_folder(root / FOLDER, "to")
-    with hold_folder(root, "to", lock=f"{FOLDER}/{LOCK}"):
-        yield
 
 
 def write_files(spark: SparkSession, source: Source, config: Config, plan: Plan) -> Epoch:
@@ -315,21 +288,16 @@ def describe_plan(summary: Summary, config: Config, manifest: Manifest, plan: Pl
     summary.tables.append(_ranges(plan))
     if is_resumed:
         summary.notes.append(f"epoch {plan.epoch} was begun and not finished: it would be finished first")
-    _note_lost_ends(summary, plan)
-    _note_absent(summary, plan)
+    _note_lacks(summary, plan)
 
 
-def _note_lost_ends(summary: Summary, plan: Plan) -> None:
-    """Say which logs end before what was durable: the archive does too."""
+def _note_lacks(summary: Summary, plan: Plan) -> None:
+    """Say which logs end before what was durable, as the archive does too, and which nobody knew."""
     for broker, (first, end) in sorted(plan.lost_ends.items()):
         summary.notes.append(
             f"physical offsets {first} to {end} of broker {broker!r} are in no file of its log: what they held is not "
             "in the archive, which ends before them"
         )
-
-
-def _note_absent(summary: Summary, plan: Plan) -> None:
-    """Say of which brokers there is something to archive that nobody knew when the run was planned."""
     for broker, end in sorted(plan.absent.items()):
         summary.notes.append(
             f"broker {broker!r}, whose log is in the archive up to {end}, was not there: a run when it is back takes "
@@ -389,8 +357,7 @@ def describe_run(
         summary.notes.append(
             f"an earlier run had begun epoch {plan.epoch} and not finished it: it was finished; run again for the rest"
         )
-    _note_lost_ends(summary, plan)
-    _note_absent(summary, plan)
+    _note_lacks(summary, plan)
     if not plan.splits and not plan.lost_ends:
         summary.notes.append("nothing new: the log ends where the archive does")
     if counters.get("damaged"):

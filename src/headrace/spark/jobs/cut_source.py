@@ -12,7 +12,15 @@ from headrace.format.layout import COMMIT_LOG
 from headrace.format.names import segment_name
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
-from headrace.spark.scan import StoreSource
+from headrace.spark.jobs.config import JobConfig
+from headrace.spark.jobs.log_rows import source_of
+from headrace.spark.scan import ServersSource, StoreSource
+
+
+def cut_source_of(config: JobConfig, broker: str) -> CutSource | ServersSource:
+    """Return the log that a configuration names; a store's as far as its files go. Args, Raises: as ``source_of``."""
+    found = source_of(config, broker)
+    return CutSource(found.path, found.broker) if isinstance(found, StoreSource) else found
 
 
 @dataclass(frozen=True, slots=True)

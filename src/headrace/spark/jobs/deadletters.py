@@ -10,6 +10,7 @@ a second run sends only what is new, a message that was given up again among it.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +29,10 @@ from headrace.spark.jobs.summary import Summary, Table, count_of
 from headrace.spark.jobs.target import hold_target, replace_folder
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from headrace.spark.scan import LogSplit
 
 COLUMNS: Final = (
     "topic", "broker", "queue_id", "queue_offset", "log_offset", "msg_id", "unique_key", "keys", "tags", "flag",
@@ -140,15 +144,25 @@ def read_letters(spark: SparkSession, config: Config, summary: Summary) -> DataF
     return rows.where(F.col("origin_topic").isin(list(config.topics))) if config.topics else rows
 
 
-def failed_topics(spark: SparkSession, splits: list[Any]) -> list[str]:
-    """Return the dead-letter and retry topics that have messages in the splits: one narrow pass."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+def failed_topics(spark: SparkSession, splits: Sequence[LogSplit]) -> list[str]:
+    """Return the dead-letter and retry topics that have messages in the splits: one narrow pass, a few rows a task."""
+    from headrace.spark.schema import arrow_schema  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.tasks import collect_from_tasks  # noqa: PLC0415  # pyspark
 
-    from headrace.spark.jobs.topic_names import topic_names  # noqa: PLC0415  # pyspark
+    return sorted({row["topic"] for row in collect_from_tasks(spark, splits, _failed_in, arrow_schema(("topic",)))})
 
-    names = topic_names(spark, splits)
-    found = names.where(F.startswith("topic", F.lit(DEAD_LETTER_PREFIX)) | F.startswith("topic", F.lit(RETRY_PREFIX)))
-    return sorted(row["topic"] for row in found.distinct().collect())
+
+def _failed_in(split: LogSplit) -> Iterator[pa.RecordBatch]:
+    """Yield each such topic of a split once."""
+    import pyarrow as pa  # noqa: PLC0415  # an extra
+
+    from headrace.spark.scan import read_split  # noqa: PLC0415  # needs pyarrow
+
+    known: set[str] = set()
+    for batch in read_split(split, ("topic",), retry_topics=True):
+        known.update(batch.column(0).unique().to_pylist())
+    failed = [topic for topic in known if topic.startswith((DEAD_LETTER_PREFIX, RETRY_PREFIX))]
+    yield pa.record_batch([pa.array(failed, pa.string())], names=["topic"])
 
 
 def cause_of(names: tuple[str, ...]) -> Column:

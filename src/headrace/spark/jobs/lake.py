@@ -104,13 +104,13 @@ def read_schema(manifest: Manifest) -> pa.Schema:
 
 
 def _commit_delta(manifest: Manifest) -> int:
-    from deltalake import CommitProperties, DeltaTable, Transaction  # noqa: PLC0415  # an optional dependency
+    from deltalake import CommitProperties, DeltaTable, Schema, Transaction  # noqa: PLC0415  # an optional dependency
     from deltalake.transaction import AddAction, create_table_with_add_actions  # noqa: PLC0415
 
     root = str(manifest.path.absolute())
     is_there = DeltaTable.is_deltatable(root)
     done = (DeltaTable(root).transaction_version(APPLICATION) or 0) if is_there else 0
-    schema = _delta_schema(read_schema(manifest))
+    schema = Schema.from_arrow(read_schema(manifest))
     for epoch in manifest.epochs:
         if epoch.epoch <= done or not epoch.files:
             continue
@@ -135,12 +135,6 @@ def _commit_delta(manifest: Manifest) -> int:
             is_there = True
         done = epoch.epoch
     return done
-
-
-def _delta_schema(schema: pa.Schema) -> Any:
-    from deltalake import Schema  # noqa: PLC0415  # an optional dependency
-
-    return Schema.from_arrow(schema)
 
 
 def _delta_stats(file: ArchiveFile) -> str:
@@ -174,7 +168,7 @@ def _commit_iceberg(manifest: Manifest) -> int:
         if epoch.epoch > done and epoch.files:
             noted = {EPOCH_PROPERTY: str(epoch.epoch)}
             with _quiet_statistics(), table.transaction() as change:
-                change.add_files([_uri(manifest.path, file) for file in epoch.files], noted)
+                change.add_files([str(manifest.path.absolute() / file.path) for file in epoch.files], noted)
                 change.set_properties(noted)
             done = epoch.epoch
     return done
@@ -230,7 +224,3 @@ def open_catalog(folder: Path) -> Any:
 def _epoch_of(snapshot: Any) -> int:
     summary = snapshot.summary
     return int((summary.additional_properties if summary else {}).get(EPOCH_PROPERTY, 0))
-
-
-def _uri(root: Path, file: ArchiveFile) -> str:
-    return str(root.absolute() / file.path)

@@ -46,13 +46,12 @@ def source_of(config: JobConfig, broker: str = "") -> StoreSource | ServersSourc
     Raises:
         ConfigError: it names none, or both kinds.
     """
-    from headrace.spark.scan import open_source  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.scan import ServersSource, StoreSource  # noqa: PLC0415  # needs pyarrow
 
     config.require_source()
-    return open_source(
-        store=config.store, servers=config.servers or None, broker=broker, access_key=config.access_key,
-        secret_key=config.secret_key(),
-    )  # fmt: skip
+    if config.store is not None:
+        return StoreSource(str(config.store), broker)
+    return ServersSource(config.servers, config.access_key, config.secret_key())
 
 
 def plan_between(

@@ -23,13 +23,14 @@ from headrace.format.lock_file import LockHeldError, is_held, release_lock, take
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, whole_entries
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 from headrace.settings import StoreSettings
+from headrace.settings.units import parse_delays_ms
 from headrace.spark.jobs.config import JobConfig, option
-from headrace.spark.jobs.delay_levels import DEFAULT_LEVELS, parse_delays
 from headrace.spark.jobs.exchange import exchange_folder
 from headrace.spark.jobs.log_rows import note_missing
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import FAILED, Summary, Table, count_of
 from headrace.spark.jobs.target import require_outside
+from headrace.spark.jobs.verify import DEFAULT_LEVELS
 from headrace.spark.jobs.verify import Config as VerifyConfig
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     is_open = not config.replace and is_held(StoreLayout(config.store).lock)
     with _hold(config.store) if config.replace else contextlib.nullcontext():
         phase("planning")
-        source = scan.open_source(store=config.store)
+        source = scan.StoreSource(str(config.store))
         (extent,) = source.extents()
         note_missing(summary, [extent])
         splits = scan.plan_log(source, split_bytes=config.split_bytes)
@@ -177,7 +178,7 @@ class Rebuild:
                 number=number, split=split, file_bytes=self._file_bytes,
                 queues="" if self._config.what == "index" else str(self._new.consume_queues.absolute()),
                 keys="" if self._config.what == "queues" else str(target / "keys"),
-                delays_ms=parse_delays(self._config.delay_levels),
+                delays_ms=parse_delays_ms(self._config.delay_levels),
             )
             for number, split in enumerate(splits)
         ]  # fmt: skip
@@ -295,9 +296,9 @@ class Rebuild:
             return
         files = QueueFiles(str(self._target.absolute()), self._file_bytes)
         defaults = VerifyConfig(store=self._store.root)
-        splits = scan.plan_log(scan.open_source(store=self._store.root), split_bytes=self._config.split_bytes)
+        splits = scan.plan_log(scan.StoreSource(str(self._store.root)), split_bytes=self._config.split_bytes)
         tasks = [
-            LogTask(number, split, files, self._extent.end, parse_delays(self._config.delay_levels),
+            LogTask(number, split, files, self._extent.end, parse_delays_ms(self._config.delay_levels),
                     defaults.time_tolerance_ms)
             for number, split in enumerate(splits)
         ]  # fmt: skip

@@ -11,7 +11,7 @@ keys in files of their own, the driver counts, and a second pass makes one index
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,6 @@ KEY: Final = np.dtype([("hash", "<i4"), ("offset", "<i8"), ("store_ms", "<i8")])
 """A key as the first pass notes it."""
 MAX_SECONDS: Final = 0x7FFFFFFF
 SLOT_BLOCK: Final = 1 << 16
-MAX_LISTED: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class ScanTask:
     queues: str
     keys: str
     file_bytes: int
-    delays_ms: Mapping[int, int]
+    delays_ms: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class _Range:
         self._task = task
         self._writer = QueueWriter(Path(task.queues), task.file_bytes) if task.queues else None
         self._queues: dict[tuple[str, int], list[list[int]]] = {}
-        self._repeats: list[list[Any]] = []
+        self._repeated = 0
         self._keys: list[Array] = []
         self._records = 0
 
@@ -174,7 +173,7 @@ class _Range:
             if first < known:
                 # An offset that came before: the first record has it, as for a broker that recovers.
                 skipped = min(end, known) - first
-                self._repeats.append([topic, queue_id, first, skipped])
+                self._repeated += skipped
                 run, first = run[skipped:], first + skipped
                 if not len(run):
                     continue
@@ -206,8 +205,7 @@ class _Range:
             beside.replace(path)
         queues = [[topic, queue_id, runs] for (topic, queue_id), runs in self._queues.items() if runs]
         return {
-            "records": self._records, "damaged": damaged, "queues": queues,
-            "repeats": self._repeats[:MAX_LISTED], "repeated": sum(item[3] for item in self._repeats),
+            "records": self._records, "damaged": damaged, "queues": queues, "repeated": self._repeated,
             "keys": count, "path": path,
         }  # fmt: skip
 

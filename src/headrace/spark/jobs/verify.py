@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.findings import Finding
+from headrace.settings import BrokerSettings
 from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, require_store
-from headrace.spark.jobs.delay_levels import DEFAULT_LEVELS
 from headrace.spark.jobs.failure import explain
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import DONE, FAILED, NOT_CHECKED, Summary, Table
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.spark.jobs.verify_log import LogTask
 
 MIB: Final = 1 << 20
+DEFAULT_LEVELS: Final = BrokerSettings().delay_levels
 STATUS: Final = {DONE: "whole", FAILED: "damaged", NOT_CHECKED: "not checked"}
 COLUMNS: Final = ("kind", "broker", "physical_offset", "end_offset", "topic", "queue_id", "queue_offset", "message")
 
@@ -95,15 +96,11 @@ def run(spark: SparkSession, config: Config) -> Summary:
 def verify_source(spark: SparkSession, config: Config, summary: Summary) -> tuple[list[Finding], list[Finding]]:
     """Check the logs of a store or of brokers; return damage and what is only worth knowing."""
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
-    from headrace.spark.jobs.cut_source import CutSource  # noqa: PLC0415
+    from headrace.spark.jobs.cut_source import cut_source_of  # noqa: PLC0415
     from headrace.spark.jobs.verify_store import StoreCheck  # noqa: PLC0415
 
     phase("planning")
-    source: CutSource | scan.ServersSource
-    if config.store is not None:
-        source = CutSource(str(config.store), config.broker)
-    else:
-        source = scan.ServersSource(config.servers, config.access_key, config.secret_key())
+    source = cut_source_of(config, config.broker)
     damage: list[Finding] = []
     info: list[Finding] = []
     facts = {"brokers": 0, "log_bytes": 0, "records": 0, "queues": 0, "pending_entries": 0}
@@ -111,7 +108,7 @@ def verify_source(spark: SparkSession, config: Config, summary: Summary) -> tupl
     if config.against is not None:  # now: what is found meanwhile would be lost
         if len(extents) != 1:
             raise ConfigError("--against compares one log: name the broker's --store", key="against")
-        scan.open_source(store=config.against).extents()
+        scan.StoreSource(str(config.against)).extents()
     checks = [StoreCheck(source, extent, config) for extent in extents]
     plans = [check.tasks() for check in checks]
     tasks = [replace(task, number=number) for number, task in enumerate(chain.from_iterable(plans))]
@@ -155,7 +152,7 @@ def compare(spark: SparkSession, source: Any, config: Config, summary: Summary) 
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.jobs.verify_blocks import BLOCK_BYTES, common_ranges, compare_logs  # noqa: PLC0415
 
-    other = scan.open_source(store=config.against)
+    other = scan.StoreSource(str(config.against))
     (theirs,) = other.extents()
     mine = source.extents()
     ranges = common_ranges(mine[0], theirs)

@@ -8,7 +8,7 @@ single records only where something is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ class LogTask:
     Attributes:
         queues: The consume queues to compare; None over the network.
         promised_offset: Entries of records that end at or below it must be there.
-        delays_ms: Queue of the delay topic -> its delay.
+        delays_ms: Of the queues of the delay topic.
         tolerance_ms: How far store times may go back.
         index: The key index to compare; None: it is not.
     """
@@ -51,7 +51,7 @@ class LogTask:
     split: LogSplit
     queues: QueueFiles | None
     promised_offset: int
-    delays_ms: Mapping[int, int]
+    delays_ms: Sequence[int]
     tolerance_ms: int
     index: IndexFiles | None = None
 

@@ -23,9 +23,9 @@ from headrace.format.names import is_offset_name, segment_name
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, whole_entries
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
+from headrace.settings.units import parse_delays_ms
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
-from headrace.spark.jobs.delay_levels import parse_delays
 from headrace.spark.jobs.findings import Findings
 from headrace.spark.jobs.lost_ranges import LostRange, LostRanges
 from headrace.spark.jobs.summary import count_of
@@ -64,7 +64,7 @@ class StoreCheck:
         self._lost = LostRanges(extent.segment_bytes)
         self._is_cut = False
         self._has_mark = True
-        self._delays = parse_delays(config.delay_levels)
+        self._delays = parse_delays_ms(config.delay_levels)
         self._layout = StoreLayout(config.store) if config.store is not None else None
         self._side: dict[str, Any] = {}
         self._queues: QueueFiles | None = None

@@ -7,7 +7,7 @@ docs/formats/consume-queue.md and index-file.md.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -83,12 +83,12 @@ class Headers:
         return made
 
 
-def read_headers(split: LogSplit, decoder: Decoder, delays_ms: Mapping[int, int]) -> Iterator[Headers]:
+def read_headers(split: LogSplit, decoder: Decoder, delays_ms: Sequence[int]) -> Iterator[Headers]:
     """Yield the headers of a split's records, damaged ones too.
 
     Args:
         decoder: Made by ``header_decoder``; its counters are right when the iteration ends.
-        delays_ms: Queue of the delay topic -> its delay.
+        delays_ms: Of the queues of the delay topic.
     """
     for batch in decode_split(split, decoder):
         if batch.num_rows:
@@ -101,7 +101,7 @@ def header_decoder(split: LogSplit, *, keys: bool = False) -> Decoder:
     return Decoder(columns, broker=split.broker, verify_crc=True, system_topics=True, retry_topics=True)
 
 
-def headers_of(batch: pa.RecordBatch, delays_ms: Mapping[int, int]) -> Headers:
+def headers_of(batch: pa.RecordBatch, delays_ms: Sequence[int]) -> Headers:
     """Return the headers in a batch with the columns ``COLUMNS``."""
 
     def numbers(name: str) -> Array:
@@ -118,7 +118,8 @@ def headers_of(batch: pa.RecordBatch, delays_ms: Mapping[int, int]) -> Headers:
     if SCHEDULE_TOPIC in names:
         # Entries of the delay topic hold the time at which the message is due.
         rows = np.flatnonzero(topic == names.index(SCHEDULE_TOPIC))
-        delay = np.array([delays_ms.get(int(level), 0) for level in queue[rows]], np.int64)
+        known = range(len(delays_ms))
+        delay = np.array([delays_ms[level] if level in known else 0 for level in queue[rows].tolist()], np.int64)
         tag = tag.copy()
         tag[rows] = store_ms[rows] + delay
     return Headers(
