@@ -779,7 +779,7 @@ def test_a_broker_killed_while_rows_are_written_loses_and_repeats_nothing(mortal
             yield batch
 
     found = write(made.plan, slowly(texts(0, count)))
-    assert found.retries > 0
+    assert found.counters.retries > 0
     made.commit([found])
     assert bodies(mortal.registry, topic) == expected(count)
 

@@ -22,7 +22,7 @@ from headrace.cli.output import draw_table, print_json, result_console
 from headrace.cli.program import INTERRUPTED, complain
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs.config import JobConfig, JobOption, unknown
-from headrace.spark.jobs.progress import Progress, Watcher, phase
+from headrace.spark.jobs.progress import Watcher, phase
 from headrace.spark.jobs.summary import Summary, Table, show
 from headrace.spark.jobs.table import JOBS, Job, load_job, run_job
 from headrace.spark.session import is_submitted, quiet_accumulators, session
@@ -82,7 +82,7 @@ def job() -> None:
 def make_command(found: Job) -> click.Command:
     """Return the command of one job."""
     options = [click_option(declared) for declared in found.config.options()]
-    if found.needs_spark:
+    if JOBS[found.name].needs_spark:
         options += [
             click.Option(["--master"], metavar="URL", help=f"Spark master, or sc://host:port. [{LOCAL_MASTER}]"),
             click.Option(["--conf"], multiple=True, metavar="KEY=VALUE", help="A Spark setting; may be repeated."),
@@ -104,7 +104,8 @@ def make_command(found: Job) -> click.Command:
 
 def click_option(declared: JobOption) -> click.Option:
     """Return the flag of one option. Its text is read by the option itself, so that every way in has one reader."""
-    default = "" if declared.default in (None, "", (), False) else f" [{show_default(declared)}]"
+    shown = "on" if declared.is_flag else ",".join(declared.default) if declared.is_list else str(declared.default)
+    default = "" if declared.default in (None, "", (), False) else f" [{shown}]"
     text = f"{declared.help}{' [required]' if declared.required else default}"
     if declared.is_flag:
         names = f"{declared.flag}/--no-{declared.flag[2:]}" if declared.default else declared.flag
@@ -114,19 +115,13 @@ def click_option(declared: JobOption) -> click.Option:
     )
 
 
-def show_default(declared: JobOption) -> str:
-    """Write a default as it could be given."""
-    if declared.is_flag:
-        return "on" if declared.default else "off"
-    return ",".join(declared.default) if declared.is_list else str(declared.default)
-
-
 def run_command(found: Job, given: dict[str, Any], *, master: str | None, conf: Any, as_json: bool) -> int:
     """Run a job with what the command line says, print its summary and return the exit code."""
     texts = {name: value for name, value in given.items() if value is not None and value != ()}
     config = found.config.parse(texts)
     try:
-        summary = start_job(found, config, master, conf) if found.needs_spark else run_job(None, found.name, config)
+        needs_spark = JOBS[found.name].needs_spark
+        summary = start_job(found, config, master, conf) if needs_spark else run_job(None, found.name, config)
     except ConfigError:
         raise
     except (HeadraceError, OSError) as error:
@@ -278,7 +273,7 @@ def read_conf(pairs: Any) -> dict[str, str]:
 def show_progress(name: str) -> Iterator[Callable[[Any], Watcher]]:
     """Show a bar on standard error when that is a terminal; yield what makes a watcher that feeds it."""
     if not sys.stderr.isatty():  # not Rich's own idea of a terminal, as for ``byte_bars``
-        yield lambda spark: Watcher(None, lambda progress: None)
+        yield lambda spark: Watcher(None, lambda *_: None)
         return
     columns = (
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tasks"),
@@ -287,10 +282,8 @@ def show_progress(name: str) -> Iterator[Callable[[Any], Watcher]]:
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(name, total=None)
 
-        def update(progress: Progress) -> None:
-            bars.update(
-                task, description=f"{name}: {progress.phase}", completed=progress.done, total=progress.total or None
-            )
+        def update(phase: str, done: int, total: int) -> None:
+            bars.update(task, description=f"{name}: {phase}", completed=done, total=total or None)
 
         yield lambda spark: Watcher(spark, update)
 

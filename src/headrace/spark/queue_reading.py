@@ -44,22 +44,18 @@ class QueueRange:
         return f"topic {self.topic!r} queue {self.queue_id} offsets {self.start} to {self.end}"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class QueueReading:
-    """How a range is read; counts what was not there.
+    """How a range is read.
 
     Attributes:
         tags: Tag expression for the broker, empty for none; it compares hashes, so look at what comes.
-        lost: Offsets of the range that the queue no longer has.
-        damaged: Offsets that stand for no record any more: in a hole, or cut off by a recovery.
     """
 
     source: ServersSource
     tags: str = ""
     pull_bytes: int = 4 << 20
     fail_on_data_loss: bool = True
-    lost: int = 0
-    damaged: int = 0
 
     def records(self, wanted: QueueRange) -> Iterator[tuple[bytes, int, int]]:
         """Yield (records, first offset, end offset) until the range is read, in order.
@@ -74,43 +70,42 @@ class QueueReading:
         cluster = connections.cluster_of(self.source)
         retry = Retry(cluster, wanted.broker, wanted.describe(), self.source.retries)
         at, is_headrace = wanted.start, True
-        beside = _SideConnection(self.source)
-        try:
-            while at < wanted.end:
-                try:
-                    if not is_headrace:
-                        reader = self._pulls(cluster, wanted, at)
-                    else:
-                        client = cluster.client(cluster.broker_address(wanted.broker))
-                        reader = self._ranges(client, beside, wanted, at)
-                    for records, first, end in reader:
-                        retry.succeeded()
-                        if records:
-                            yield records, first, end
-                        at = end
-                except _NotHeadraceError:
-                    is_headrace = False
-                except MAY_PASS as error:
-                    retry.failed(error)
-        finally:
-            beside.close()
+        while at < wanted.end:
+            try:
+                if is_headrace:
+                    reader = self._ranges(cluster.client(cluster.broker_address(wanted.broker)), wanted, at)
+                else:
+                    reader = self._pulls(cluster, wanted, at)
+                for records, first, end in reader:
+                    retry.succeeded()
+                    if records:
+                        yield records, first, end
+                    at = end
+            except _NotHeadraceError:
+                is_headrace = False
+            except MAY_PASS as error:
+                retry.failed(error)
 
-    def _ranges(
-        self, client: BlockingClient, beside: _SideConnection, wanted: QueueRange, at: int
-    ) -> Iterator[tuple[bytes, int, int]]:
+    def _ranges(self, client: BlockingClient, wanted: QueueRange, at: int) -> Iterator[tuple[bytes, int, int]]:
         """Ask for pieces of the range, several ahead; what an answer leaves out is asked for on another connection."""
         # Half of what may come: sizes vary, and an answer that stops early costs a round trip.
         rows = max(1, min(65_536, self.pull_bytes // 2 // max(wanted.record_bytes, 1)))
         pieces = [(low, min(low + rows, wanted.end)) for low in range(at, wanted.end, rows)]
         requests = [self._request(wanted, low, high) for low, high in pieces]
-        for (low, high), response in zip(pieces, client.call_many(requests, connections.WINDOW), strict=True):
-            while True:
-                records, reached = self._answer(response, wanted, low, high, client.address)
-                yield records, low, reached
-                low = reached
-                if low >= high:
-                    break
-                response = beside.client(client.address).call(*self._request(wanted, low, high))
+        beside: Cluster | None = None
+        try:
+            for (low, high), response in zip(pieces, client.call_many(requests, connections.WINDOW), strict=True):
+                while True:
+                    records, reached = self._answer(response, wanted, low, high, client.address)
+                    yield records, low, reached
+                    low = reached
+                    if low >= high:
+                        break
+                    beside = beside or connections.new_cluster(self.source)
+                    response = beside.client(client.address).call(*self._request(wanted, low, high))
+        finally:
+            if beside is not None:
+                beside.close()
 
     def _request(self, wanted: QueueRange, low: int, high: int) -> tuple[int, dict[str, str], bytes]:
         code, ext, body = read_queue_request(
@@ -133,7 +128,6 @@ class QueueReading:
         reached = int(response.ext["nextOffset"])
         skipped = int(response.ext.get("skipped", 0))
         if skipped:
-            self.damaged += skipped
             logger.warning(
                 "queue offsets without a record topic=%s queue_id=%d broker=%s from=%d to=%d count=%d",
                 wanted.topic, wanted.queue_id, wanted.broker, low, reached, skipped,
@@ -168,7 +162,6 @@ class QueueReading:
                 f"to {end}: {reason}; failOnDataLoss=false goes on without them",
                 broker=wanted.broker, topic=wanted.topic, queue_id=wanted.queue_id, first_offset=low, end_offset=end,
             )  # fmt: skip
-        self.lost += end - low
         logger.warning(
             "messages lost topic=%s queue_id=%d broker=%s from=%d to=%d count=%d",
             wanted.topic, wanted.queue_id, wanted.broker, low, end, end - low,
@@ -199,27 +192,6 @@ class QueueReading:
             else:
                 at = self._step_over(wanted, low, wanted.end, found.min_offset, found.max_offset)
             yield found.records, low, at
-
-
-@dataclass(slots=True)
-class _SideConnection:
-    """A connection beside the one that answers are awaited on. Most ranges need none: it is opened when one does."""
-
-    source: ServersSource
-    _client: BlockingClient | None = None
-
-    def client(self, address: str) -> BlockingClient:
-        """Return the connection to where the broker is now."""
-        if self._client is None or self._client.address != address:
-            self.close()
-            self._client = connections.new_cluster(self.source).client(address)
-        return self._client
-
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
 
 
 def _is_gone(code: int, remark: str, queue_id: int) -> bool:

@@ -66,6 +66,6 @@ def test_a_record_without_a_time_has_the_earliest(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / segment_name(0)).write_bytes(log.ljust(1 << 20, b"\0"))
     split = LogSplit(StoreSource(str(tmp_path)), "b", 0, StoreFiles(tmp_path).extent().end, 1 << 20)
-    (headers,) = read_headers(split, header_decoder(split), {})
+    (headers,) = read_headers(split, header_decoder(split), ())
     assert headers.store_ms.dtype == np.int64
     assert headers.store_ms.tolist() == [0, stored, 0]

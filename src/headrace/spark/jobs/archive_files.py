@@ -194,9 +194,10 @@ def arrange(table: pa.Table, layout: str) -> tuple[np.ndarray, list[Group]]:
     queue = table.column("queue_id").to_numpy().astype(np.int64)
     outer, inner = (topic, period) if layout == "topic" else (period, topic)
     code = _join(_join(outer, inner), queue)
-    order = np.argsort(_narrow(code), kind="stable")
+    # Of 16-bit numbers, where they do: numpy sorts those by counting.
+    order = np.argsort(code.astype(np.uint16) if int(code.max()) < 1 << 16 else code, kind="stable")
     offsets = table.column("queue_offset").to_numpy()
-    if not _is_sorted(code[order], offsets[order]):
+    if not bool(np.all((np.diff(offsets[order]) >= 0) | (np.diff(code[order]) != 0))):
         order = np.lexsort((offsets, code))
     of_file = _join(topic, period)[order] if layout == "topic" else period[order]
     cuts = [0, *(np.flatnonzero(np.diff(of_file)) + 1).tolist(), len(order)]
@@ -212,15 +213,6 @@ def _join(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     spread = low - low.min()
     joined: np.ndarray = (high - high.min()) * (int(spread.max()) + 1) + spread
     return joined
-
-
-def _narrow(code: np.ndarray) -> np.ndarray:
-    """Return 16-bit numbers where they do: numpy sorts those by counting."""
-    return code.astype(np.uint16) if int(code.max()) < 1 << 16 else code
-
-
-def _is_sorted(code: np.ndarray, offsets: np.ndarray) -> bool:
-    return bool(np.all((np.diff(offsets) >= 0) | (np.diff(code) != 0)))
 
 
 def _folder(topic: str, period: int, layout: str) -> str:

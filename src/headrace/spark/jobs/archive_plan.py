@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
 from headrace.spark.jobs.manifest import (
@@ -20,7 +22,6 @@ from headrace.spark.jobs.manifest import (
     BrokerRange,
     Manifest,
     Selection,
-    read_selection,
     unseal,
 )
 
@@ -162,7 +163,9 @@ def plan_splits(
         if config.on_data_loss != "continue":
             if start < extents[broker].start:
                 raise lost_range(extents[broker], start, extents[broker].end)
-            require_files(extents[broker], start)
+            for low, high in extents[broker].missing:  # files of the log, or the end of one
+                if high > start:
+                    raise lost_range(extents[broker], max(low, start), high)
     starts = {broker: max(start, extents[broker].start) for broker, start in starts.items()}
     splits = scan.plan_log(
         source, split_bytes=config.split_bytes, start=starts, extents=list(extents.values()), at_once=at_once
@@ -214,17 +217,6 @@ def lost_ends_of(extents: Mapping[str, LogExtent]) -> dict[str, tuple[int, int]]
 def absent_of(ends: Mapping[str, int], extents: Mapping[str, LogExtent]) -> dict[str, int]:
     """Return those of the brokers that nobody knows any more."""
     return {broker: end for broker, end in ends.items() if broker not in extents}
-
-
-def require_files(extent: LogExtent, start: int) -> None:
-    """Refuse a store that lacks a file of its log, or the end of one, behind ``start``.
-
-    Raises:
-        DataLossError: it does.
-    """
-    for low, high in extent.missing:
-        if high > start:
-            raise lost_range(extent, max(low, start), high)
 
 
 def lost_range(extent: LogExtent, start: int, end: int) -> DataLossError:
@@ -309,12 +301,4 @@ def read_plan(root: Path) -> Plan | None:
         payload = unseal(path, "remove it: files of that run then stay behind, which headrace job verify names")
     except FileNotFoundError:
         return None
-    return Plan(
-        epoch=payload["epoch"],
-        selection=read_selection(payload["selection"]),
-        splits=[(broker, start, end) for broker, start, end in payload["splits"]],
-        starts=payload["starts"],
-        segment_bytes=payload["segment_bytes"],
-        store_ids=payload["store_ids"],
-        voids={broker: [(low, high) for low, high in ranges] for broker, ranges in payload.get("voids", {}).items()},
-    )
+    return msgspec.convert(payload, Plan)

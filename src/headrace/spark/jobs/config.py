@@ -103,11 +103,6 @@ class JobOption:
         return members[0] if get_origin(self.hint) in (types.UnionType, Union) else self.hint
 
     @property
-    def is_optional(self) -> bool:
-        """Whether None is a value."""
-        return type(None) in get_args(self.hint)
-
-    @property
     def is_flag(self) -> bool:
         """Whether the flag takes no value."""
         return self.kind is bool
@@ -153,7 +148,7 @@ class JobOption:
 
     def _convert(self, value: Any) -> Any:
         if value is None:
-            if self.is_optional:
+            if type(None) in get_args(self.hint):
                 return None
             raise ConfigError("a value is needed")
         if value == "" and value != self.default:
@@ -193,9 +188,8 @@ class JobOption:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return
         if (self.least is not None and value < self.least) or (self.most is not None and value > self.most):
-            least = "" if self.least is None else _show_number(self.least)
-            most = "" if self.most is None else _show_number(self.most)
-            raise ConfigError(f"{self.flag} is {value}: accepted is {least}..{most}", key=self.name)
+            bounds = f"{_show_number(self.least)}..{_show_number(self.most)}"
+            raise ConfigError(f"{self.flag} is {value}: accepted is {bounds}", key=self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -474,8 +468,10 @@ def _read_choice(value: Any, choices: tuple[str, ...]) -> str:
     return str(value)
 
 
-def _show_number(value: float) -> str:
-    """Write a bound as it could be given: ``1e+09`` is no whole number."""
+def _show_number(value: float | None) -> str:
+    """Write a bound as it could be given, nothing for none: ``1e+09`` is no whole number."""
+    if value is None:
+        return ""
     return str(int(value)) if value == int(value) else str(value)
 
 

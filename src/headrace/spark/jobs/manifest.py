@@ -21,9 +21,11 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.checksum import checksum
@@ -107,10 +109,6 @@ class Epoch:
     files: list[ArchiveFile]
     counters: dict[str, int] = field(default_factory=dict)
     written_ms: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object without its checksum."""
-        return {"version": VERSION, **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +258,7 @@ def write_epoch(root: Path, epoch: Epoch) -> Path:
         raise ArchiveError(
             f"{path} exists: another run wrote to this archive meanwhile; nothing was added, run it again"
         )
-    write_json(path, seal(epoch.to_json()))
+    write_json(path, seal({"version": VERSION, **asdict(epoch)}))
     return path
 
 
@@ -325,25 +323,9 @@ def _read_epoch(path: Path) -> Epoch:
     remedy = "restore it from a copy, or remove it and the epochs behind it to have their messages archived anew"
     payload = unseal(path, remedy)
     try:
-        return Epoch(
-            epoch=int(payload["epoch"]),
-            selection=read_selection(payload["selection"]),
-            brokers={name: BrokerRange(**covered) for name, covered in payload["brokers"].items()},
-            files=[ArchiveFile(**file) for file in payload["files"]],
-            counters=payload["counters"],
-            written_ms=int(payload["written_ms"]),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return msgspec.convert(payload, Epoch)  # what a newer version added is passed over
+    except msgspec.ValidationError as error:
         raise ArchiveError(f"{path} does not hold what an epoch should ({error}); {remedy}") from None
-
-
-def read_selection(payload: Mapping[str, Any]) -> Selection:
-    """Return a selection from JSON; what a newer version added is passed over."""
-    known = {item.name for item in fields(Selection)}
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in payload.items() if key in known
-    }
-    return Selection(**values)
 
 
 def _checksum(payload: Mapping[str, Any]) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -19,16 +18,8 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 0.2
 
-Listener = Callable[["Progress"], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A moment of a job; ``total`` 0 while nothing is counted."""
-
-    phase: str
-    done: int = 0
-    total: int = 0
+Listener = Callable[[str, int, int], None]
+"""Called with the phase, tasks done and tasks in all; 0 while nothing is counted."""
 
 
 class _Current:
@@ -67,7 +58,7 @@ class Watcher:
             except Exception:  # the thread's outermost line: a bar must not end the job it shows
                 logger.debug("progress cannot be read any more", exc_info=True)
                 return
-            self._listener(Progress(_Current.phase, done, total))
+            self._listener(_Current.phase, done, total)
 
     def _count(self) -> tuple[int, int]:
         """Return the tasks done and in all of the stages that run."""

@@ -86,6 +86,9 @@ def run(spark: SparkSession, config: Config) -> Summary:
         TopicNotFoundError: the archive has no messages of a topic that is named.
         HeadraceError: a broker did not take messages; the same replay again goes on.
     """
+    from headrace.spark.jobs.answers import ask_tasks  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.jobs.replay_rows import send_part  # noqa: PLC0415  # needs pyarrow
+
     phase("planning")
     manifest = load(config.archive)
     topics = choose_topics(config, manifest)
@@ -106,7 +109,9 @@ def run(spark: SparkSession, config: Config) -> Summary:
         raise ConfigError("replay numbers the messages of a task, which speculation may send twice at once: switch "
                           "spark.speculation off", key="conf")  # fmt: skip
     tasks = make_tasks(spark, config, manifest, topics, files)
-    results = send(spark, tasks)
+    if tasks:
+        phase("sending")
+    results = ask_tasks(spark, tasks, send_part, "parts were to be sent", in_tasks=len(tasks))  # they share a rate
     describe_run(summary, tasks, results)
     return summary
 
@@ -191,6 +196,10 @@ def make_tasks(
     from headrace.spark.tasks import parallelism  # noqa: PLC0415
 
     plans = {target: make_plan(config, target) for target in sorted({config.target_of(topic) for topic in topics})}
+    # Queue n of the origin goes to n modulo that.
+    queues = {
+        target: max(number for _, number in plan.route.queues) + 1 for target, plan in plans.items() if plan.route
+    }
     origins = sorted({(file.broker, topic) for file in files for topic in file.topics if topic in topics})
     count = len(origins) * config.parts
     at_once = min(count, parallelism(spark) or count) or 1
@@ -206,7 +215,7 @@ def make_tasks(
             tasks.append(ReplayTask(
                 number=len(tasks), groups=groups, checksums=checksums,
                 broker=broker, topic=topic, part=part, parts=config.parts, since=config.since, until=config.until,
-                plan=plans[target], txn=identity(config, manifest, broker, topic), queues=queue_count(plans[target]),
+                plan=plans[target], txn=identity(config, manifest, broker, topic), queues=queues[target],
                 rate=config.rate / at_once, speed=config.speed, oldest_ms=oldest,
                 skip_unsendable=config.skip_unsendable,
             ))  # fmt: skip
@@ -250,12 +259,6 @@ def make_plan(config: Config, target: str) -> WritePlan:
     return replace(plan, columns=replace(plan.columns, is_keyed=False))
 
 
-def queue_count(plan: WritePlan) -> int:
-    """Return how many queue ids the target has: queue n of the origin goes to n modulo that."""
-    assert plan.route is not None
-    return max(queue_id for _, queue_id in plan.route.queues) + 1
-
-
 def identity(config: Config, manifest: Manifest, broker: str, topic: str) -> str:
     """Return the name under which brokers know the rows of one topic of one broker."""
     # Rows are numbered from the first one on, which another archive of the same store may not have.
@@ -266,20 +269,6 @@ def identity(config: Config, manifest: Manifest, broker: str, topic: str) -> str
         config.target_of(topic), config.parts, first, since,
     )  # fmt: skip
     return f"replay-{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}"
-
-
-def send(spark: SparkSession, tasks: list[ReplayTask]) -> list[dict[str, Any]]:
-    """Run the tasks and return what each has done, in their order.
-
-    Raises:
-        HeadraceError: a task gave no answer.
-    """
-    from headrace.spark.jobs.answers import ask_tasks  # noqa: PLC0415  # needs pyarrow
-    from headrace.spark.jobs.replay_rows import send_part  # noqa: PLC0415  # needs pyarrow
-
-    if tasks:
-        phase("sending")
-    return ask_tasks(spark, tasks, send_part, "parts were to be sent", in_tasks=len(tasks))  # they share a rate
 
 
 def describe_plan(summary: Summary, config: Config, topics: list[str], files: list[ArchiveFile]) -> None:

@@ -138,7 +138,9 @@ def _read_table(paths: Sequence[str], wanted: Any, task: ReplayTask) -> pa.Table
         columns=[name for name in COLUMNS if name in present], filter=wanted, batch_size=BATCH_ROWS,
         use_threads=False, batch_readahead=2, fragment_readahead=1,
     )  # fmt: skip
-    batches = [_of_part(batch, task) for batch in scanner.to_batches()]
+    batches = scanner.to_batches()
+    if task.parts > 1:
+        batches = (b.filter(pa.array(b.column("queue_id").to_numpy() % task.parts == task.part)) for b in batches)
     return pa.Table.from_batches(batches, scanner.projected_schema).combine_chunks()
 
 
@@ -156,12 +158,6 @@ def reading(*paths: str) -> Iterator[None]:
             f"{' or '.join(paths)} belongs to the archive and cannot be read: {' '.join(str(error).split())}; restore "
             "it from a copy"
         ) from error
-
-
-def _of_part(batch: pa.RecordBatch, task: ReplayTask) -> pa.RecordBatch:
-    if task.parts == 1:
-        return batch
-    return batch.filter(pa.array(batch.column("queue_id").to_numpy() % task.parts == task.part))
 
 
 def to_messages(batch: pa.RecordBatch, task: ReplayTask) -> pa.RecordBatch:

@@ -251,6 +251,7 @@ def _named(
 
 def _in_archive(spark: SparkSession, config: Config, summary: Summary) -> list[DataFrame]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  # pyspark
 
     from headrace.spark.schema import arrow_schema  # noqa: PLC0415  # needs pyarrow
 
@@ -263,7 +264,7 @@ def _in_archive(spark: SparkSession, config: Config, summary: Summary) -> list[D
     summary.facts["archive_files"] = len(files)
     summary.facts["archive_files_passed_over"] = len(archive.files) - len(files)
     if not files:
-        return [_marked(_nothing(spark, config), {}, IN_ARCHIVE)]
+        return [_marked(rows_of(spark, [], _needed(config)), {}, IN_ARCHIVE)]
     rows = read_files(spark, (read_path(archive.locate(file)) for file in files))
     there = set(rows.columns)
     missing = [name for name in ("topic", "broker", "log_offset", "store_ts") if name not in there]
@@ -274,11 +275,10 @@ def _in_archive(spark: SparkSession, config: Config, summary: Summary) -> list[D
     conditions = _conditions(config, there)
     for condition in conditions:
         rows = rows.where(condition)
-    blank = arrow_schema(_needed(config))
     rows = rows.select(
         *(
-            F.col(name) if name in there else F.lit(None).cast(_spark_type(blank.field(name).type)).alias(name)
-            for name in _needed(config)
+            F.col(field.name) if field.name in there else F.lit(None).cast(field.dataType).alias(field.name)
+            for field in from_arrow_schema(arrow_schema(_needed(config)))
         )
     )
     return [_marked(rows, archive.store_ids, IN_ARCHIVE)]
@@ -310,19 +310,6 @@ def _conditions(config: Config, there: set[str]) -> list[Column]:
             here &= F.col("store_host") == one.store_host
         wanted = here if wanted is None else wanted | here
     return found if wanted is None else [*found, wanted]
-
-
-def _nothing(spark: SparkSession, config: Config) -> DataFrame:
-    from headrace.spark.schema import arrow_schema  # noqa: PLC0415  # needs pyarrow
-    from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
-
-    return run_in_tasks(spark, [], iter, arrow_schema(_needed(config)))
-
-
-def _spark_type(kind: pa.DataType) -> Any:
-    from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415  # pyspark
-
-    return from_arrow_type(kind)
 
 
 # -- showing ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.jobs.stats_partials import LATENCIES, LATENCY_BOUNDS_MS, SECONDS, SIZES
+from headrace.spark.jobs.stats_partials import COUNTS, LATENCIES, LATENCY_BOUNDS_MS, SECONDS, SIZES
 
 DIMENSIONS: Final = ("topic", "group", "source", "broker", "host")
 SUMS: Final = (
@@ -27,7 +27,6 @@ PEAKS: Final = ("put_per_second_max", "lag_messages", "lag_seconds")
 HISTOGRAMS: Final = {"seconds": SECONDS, "sizes": SIZES, "latencies": LATENCIES}
 QUANTILES: Final = {"latency_p50_ms": 0.5, "latency_p90_ms": 0.9, "latency_p99_ms": 0.99}
 
-_COUNTS: Final = pa.list_(pa.field("element", pa.int64()))
 SCHEMA: Final = pa.schema(
     [
         ("time", pa.timestamp("us", tz="UTC")),
@@ -36,7 +35,7 @@ SCHEMA: Final = pa.schema(
         ("put_per_second_max", pa.int64()),
         ("lag_messages", pa.int64()),
         ("lag_seconds", pa.float64()),
-        *((name, _COUNTS) for name in HISTOGRAMS),
+        *((name, COUNTS) for name in HISTOGRAMS),
     ]
 )
 """What is added up. ``seconds`` is null but in the counts of one minute; a histogram is null where nothing was put."""
@@ -124,7 +123,7 @@ def lists(table: Matrix, is_valid: Matrix) -> pa.Array:
     lengths = np.where(is_valid, width, 0)
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
     values = pa.array(np.ascontiguousarray(table[filled]).reshape(-1))
-    return pa.ListArray.from_arrays(offsets, values, type=_COUNTS, mask=pa.array(~is_valid) if rows else None)
+    return pa.ListArray.from_arrays(offsets, values, type=COUNTS, mask=pa.array(~is_valid) if rows else None)
 
 
 def _add_lists(column: pa.Array, width: int, begins: Matrix) -> pa.Array:
@@ -173,8 +172,8 @@ TABLE_SCHEMA: Final = pa.schema(
         *(field for field in SCHEMA if field.name not in {"seconds", *UNCOUNTED, "sizes", "latencies"}),
         ("put_per_second", pa.float64()),
         *((name, pa.float64()) for name in QUANTILES),
-        ("sizes", _COUNTS),
-        ("latencies", _COUNTS),
+        ("sizes", COUNTS),
+        ("latencies", COUNTS),
     ]
 )
 """Rows of the tables on disk."""

@@ -42,7 +42,7 @@ _AT_SIZES = _AT_SECONDS + SECONDS
 _AT_LATENCIES = _AT_SIZES + SIZES
 _WIDTH = _AT_LATENCIES + LATENCIES
 
-_COUNTS: Final = pa.list_(pa.field("element", pa.int64()))
+COUNTS: Final = pa.list_(pa.field("element", pa.int64()))
 SCHEMA: Final = pa.schema(
     [
         ("time", pa.timestamp("us", tz="UTC")),
@@ -50,13 +50,13 @@ SCHEMA: Final = pa.schema(
         ("source", pa.string()),
         ("broker", pa.string()),
         ("host", pa.string()),
-        ("messages", pa.int64()),
-        ("bytes", pa.int64()),
+        ("put_messages", pa.int64()),
+        ("put_bytes", pa.int64()),
         ("skewed", pa.int64()),
         ("untimed", pa.int64()),
-        ("seconds", _COUNTS),
-        ("sizes", _COUNTS),
-        ("latencies", _COUNTS),
+        ("seconds", COUNTS),
+        ("sizes", COUNTS),
+        ("latencies", COUNTS),
     ]
 )
 """Rows of ``take``. ``time`` is the minute of storing; ``skewed`` the messages that claim to be born after they were
@@ -208,7 +208,7 @@ def _measure(
 def _lists(table: np.ndarray[Any, Any]) -> pa.Array:
     rows, width = table.shape
     offsets = pa.array(np.arange(0, rows * width + 1, width, dtype=np.int32))
-    return pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(table).reshape(-1)), type=_COUNTS)
+    return pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(table).reshape(-1)), type=COUNTS)
 
 
 def _address(host: str) -> str:

@@ -62,8 +62,7 @@ def minute_counts(partials: DataFrame, counts: DataFrame) -> DataFrame:
         partials: Rows of ``stats_partials.SCHEMA``: what was put, from the log.
         counts: Rows of ``broker_counts.SCHEMA``: what was got, from the brokers.
     """
-    renamed = {"messages": "put_messages", "bytes": "put_bytes"}
-    puts = partials.withColumnsRenamed(renamed).withColumn("group", F.lit(""))
+    puts = partials.withColumn("group", F.lit(""))
     # What brokers say of puts is in the log, more exactly. Rows without a time, of what is damaged or untimed, stand at
     # the beginning of time.
     gets = counts.where((F.col("group") != "") | (F.col("damaged") > 0) | (F.col("left_out") > 0)).drop(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.errors import ConfigError, HeadraceError
@@ -37,7 +37,6 @@ _JAVA_ENDS_S: Final = 2.0
 class JobEntry(NamedTuple):
     """One line of the table."""
 
-    module: str
     help: str
     needs_spark: bool = True
     """False: ``run`` is called with None and starts a session itself if it wants one."""
@@ -51,27 +50,23 @@ class Job(NamedTuple):
     name: str
     config: type[JobConfig]
     run: Callable[[Any, Any], Summary]
-    needs_spark: bool
     doc: str
 
 
 JOBS: Final[Mapping[str, JobEntry]] = {
-    "archive": JobEntry("headrace.spark.jobs.archive", "Write topics or the whole log to Parquet, exactly once."),
-    "replay": JobEntry("headrace.spark.jobs.replay", "Send archived messages to topics again."),
-    "stats": JobEntry("headrace.spark.jobs.stats", "Count messages, bytes and latencies by topic, host and time."),
-    "dedup": JobEntry("headrace.spark.jobs.dedup", "Find messages that are there twice, and write each key once."),
-    "deadletters": JobEntry(
-        "headrace.spark.jobs.deadletters", "Explain dead letters and retries, and send them again."
-    ),
-    "search": JobEntry("headrace.spark.jobs.search", "Find messages by key, id or time in log and archive."),
-    "alerts": JobEntry("headrace.spark.jobs.alerts", "Find unusual throughput, lag and latency."),
-    "rebuild": JobEntry("headrace.spark.jobs.rebuild", "Make consume queues and the key index anew from the log."),
+    "archive": JobEntry("Write topics or the whole log to Parquet, exactly once."),
+    "replay": JobEntry("Send archived messages to topics again."),
+    "stats": JobEntry("Count messages, bytes and latencies by topic, host and time."),
+    "dedup": JobEntry("Find messages that are there twice, and write each key once."),
+    "deadletters": JobEntry("Explain dead letters and retries, and send them again."),
+    "search": JobEntry("Find messages by key, id or time in log and archive."),
+    "alerts": JobEntry("Find unusual throughput, lag and latency."),
+    "rebuild": JobEntry("Make consume queues and the key index anew from the log."),
     "verify": JobEntry(
-        "headrace.spark.jobs.verify",
         "Check every record of a store, or every file of an archive.",
         failure_code=NOT_CHECKED,
     ),
-    "doctor": JobEntry("headrace.spark.jobs.doctor", "Say whether jobs can run here, and what is missing.", False),
+    "doctor": JobEntry("Say whether jobs can run here, and what is missing.", False),
 }
 
 
@@ -81,12 +76,11 @@ def load_job(name: str) -> Job:
     Raises:
         ConfigError: there is no such job (the nearest is named), or a library it needs is not installed.
     """
-    entry = JOBS.get(name)
-    if entry is None:
+    if name not in JOBS:
         raise ConfigError(unknown(f"job {name!r}", name, JOBS), key=name)
     with missing_library(name):
-        module = importlib.import_module(entry.module)
-    return Job(name, module.Config, module.run, entry.needs_spark, module.__doc__ or "")
+        module = importlib.import_module(f"headrace.spark.jobs.{name}")
+    return Job(name, module.Config, module.run, module.__doc__ or "")
 
 
 def run_job(spark: SparkSession | None, name: str, config: JobConfig) -> Summary:
@@ -128,19 +122,13 @@ def is_java_gone(spark: SparkSession | None) -> bool:
     return process.poll() is not None
 
 
-class missing_library:  # noqa: N801  # used like a function
+@contextmanager
+def missing_library(job: str) -> Iterator[None]:
     """Turn a missing optional library into the sentence that says which extra brings it."""
-
-    def __init__(self, job: str) -> None:
-        self._job = job
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            extra = EXTRAS.get(error.name.partition(".")[0])
-            if extra is not None:
-                raise ConfigError(
-                    f"job {self._job} needs {error.name}, which is not installed: {how_to_install(extra)}"
-                ) from error
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        raise ConfigError(f"job {job} needs {error.name}, which is not installed: {how_to_install(extra)}") from error

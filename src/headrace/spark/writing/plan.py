@@ -61,11 +61,6 @@ class WritePlan:
     unasked: frozenset[str] = frozenset()
     max_body_bytes: int = MAX_REQUEST_BYTES
 
-    @property
-    def is_sequence(self) -> bool:
-        """Whether duplicates are known by the number of a row."""
-        return is_numbered(self.options, self.columns)
-
     def identity(self, txn: str) -> str:
         """Return what brokers know a write as: with its topic, so that one txn can write several."""
         topic = self.options.topic

@@ -169,7 +169,9 @@ class HeadraceWriter(DataSourceArrowWriter):
         """Write one partition, in a task. Raises: as ``PartitionWriter``."""
         settle_worker()
         context = _context()
-        _require_no_speculation(self.plan.is_sequence, context.getLocalProperty(SPECULATION))
+        _require_no_speculation(
+            is_numbered(self.plan.options, self.plan.columns), context.getLocalProperty(SPECULATION)
+        )
         return PartitionWriter(self.plan, self.txn, self.epoch, context.partitionId()).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -191,7 +193,9 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
         """Write one partition, in a task. Raises: as ``PartitionWriter``."""
         settle_worker()
         context = _context()
-        _require_no_speculation(self.plan.is_sequence, context.getLocalProperty(SPECULATION))
+        _require_no_speculation(
+            is_numbered(self.plan.options, self.plan.columns), context.getLocalProperty(SPECULATION)
+        )
         query, epoch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or epoch is None:
             raise InternalError("Spark does not tell a stream's task its query and micro-batch")

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark", reason="the extra spark is not installed")
 
 from headrace.spark.writing.options import WriteColumns, WriteOptions  # noqa: E402
 from headrace.spark.writing.partition_writer import Written, cast_columns, key_prefix  # noqa: E402
-from headrace.spark.writing.plan import WritePlan  # noqa: E402
+from headrace.spark.writing.plan import WritePlan, is_numbered  # noqa: E402
 from headrace.spark.writing.route import TopicRoute  # noqa: E402
 
 COLUMNS = WriteColumns({"body": 0}, (), (), is_keyed=False)
@@ -51,9 +51,10 @@ def test_made_keys_look_like_those_of_rocketmq() -> None:
 
 
 def test_only_numbered_writes_mind_speculation() -> None:
-    assert plan().is_sequence
-    assert not plan(semantics="transactional").is_sequence
-    assert not dataclasses.replace(plan(), columns=dataclasses.replace(COLUMNS, is_keyed=True)).is_sequence
+    made = plan()
+    assert is_numbered(made.options, made.columns)
+    assert not is_numbered(plan(semantics="transactional").options, made.columns)
+    assert not is_numbered(made.options, dataclasses.replace(COLUMNS, is_keyed=True))
 
 
 def test_plans_and_messages_are_pickled_without_showing_secrets() -> None:
