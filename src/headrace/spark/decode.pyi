@@ -112,6 +112,3 @@ class Decoder:
 
     def finish(self) -> list[pa.RecordBatch]:
         """Return all batches that ``take`` has not returned, the last one not full."""
-
-def find_start(data: _Data, base_offset: int, segment_end: int = 0) -> int:
-    """Return the physical offset of the first record or blank in raw log, or how far it was looked for."""

@@ -1135,14 +1135,3 @@ cdef int64_t _search(const uint8_t* base, int64_t at, int64_t size, int64_t base
     if position < at:
         position = at
     return position if position < stop else stop
-
-
-def find_start(const uint8_t[::1] data not None, int64_t base_offset, int64_t segment_end=0):
-    cdef int64_t size = data.shape[0]
-    cdef int64_t found
-    if size == 0:
-        return base_offset
-    found = _judge(&data[0], size, base_offset, segment_end)
-    if found != J_BAD:
-        return base_offset
-    return base_offset + _search(&data[0], 1, size, base_offset, base_offset + size, segment_end)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import ConfigError
-from headrace.format.names import DEAD_LETTER_PREFIX, INTERNAL_TOPICS, RESERVED_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
+from headrace.format.names import DEAD_LETTER_PREFIX, RESERVED_PREFIX, RETRY_PREFIX
+from headrace.spark.decode import BROKER_TOPICS
 from headrace.spark.scan import ServersSource, StoreSource
 from headrace.spark.schema import DEFAULT_COLUMNS, parse_columns, suggest
 from headrace.spark.streams.positions import QueueKey
@@ -50,7 +51,6 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1 << 10, "m"
 _DURATIONS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST_TIMEOUT_MS: Final = 86_400_000
 _ALL_TAGS: Final = "*"
-_SYSTEM_TOPICS: Final = SYSTEM_TOPICS | INTERNAL_TOPICS
 _SYSTEM_PREFIXES: Final = (RESERVED_PREFIX, "rmq_sys_")
 
 
@@ -117,18 +117,16 @@ def _size(name: str, text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _batch_size(name: str, text: str) -> int:
-    found = _size(name, text)
-    if not 1 <= found <= 1 << 30:
-        raise ConfigError(f"option {name} is a size from 1 byte to 1 GiB, not {text!r}", key=name)
-    return found
+def _size_within(least: int, most: int, bounds: str) -> Callable[[str, str], int]:
+    """Return a parser of a size; ``bounds`` is what the error calls them."""
 
+    def parse(name: str, text: str) -> int:
+        found = _size(name, text)
+        if not least <= found <= most:
+            raise ConfigError(f"option {name} is a size from {bounds}, not {text!r}", key=name)
+        return found
 
-def _pull_size(name: str, text: str) -> int:
-    found = _size(name, text)
-    if not 64 << 10 <= found <= 8 << 20:
-        raise ConfigError(f"option {name} is a size from 64 KiB to 8 MiB, not {text!r}", key=name)
-    return found
+    return parse
 
 
 def _flag(name: str, text: str) -> bool:
@@ -260,20 +258,10 @@ def _offset(name: str, value: Any) -> int:
     return value
 
 
-def _starting(name: str, text: str) -> str | QueueMap:
-    if text.strip().startswith("{"):
-        return _queue_map(name, text)
-    return _one_of(EARLIEST, LATEST, COMMITTED, more=f" or JSON such as {_MAP}")(name, text)
-
-
-def _ending(name: str, text: str) -> str | QueueMap:
-    if text.strip().startswith("{"):
-        return _queue_map(name, text)
-    return _one_of(LATEST, more=f" or JSON such as {_MAP}")(name, text)
-
-
-def _times(name: str, text: str) -> QueueMap:
-    return _queue_map(name, text, is_time=True)
+def _offsets(*words: str) -> Callable[[str, str], str | QueueMap]:
+    """Return a parser of some words, or of offsets in JSON."""
+    parse = _one_of(*words, more=f" or JSON such as {_MAP}")
+    return lambda name, text: _queue_map(name, text) if text.strip().startswith("{") else parse(name, text)
 
 
 def _secret_file(name: str, text: str) -> str:
@@ -288,10 +276,6 @@ def _secret_variable(name: str, text: str) -> str:
     if not found:
         raise ConfigError(f"option {name}: there is no environment variable {text!r}, or it is empty", key=name)
     return found
-
-
-def _columns(name: str, text: str) -> tuple[str, ...]:
-    return parse_columns(text)
 
 
 def _option(parse: Callable[[str, str], Any], default: Any) -> Any:
@@ -310,17 +294,17 @@ class ReadOptions:
     topic_pattern: str | None = _option(_pattern, None)
     assign: Mapping[str, Mapping[str, tuple[int, ...]]] | None = _option(_assignment, None)
     scan: str = _option(_one_of("log"), "")
-    columns: tuple[str, ...] = _option(_columns, DEFAULT_COLUMNS)
+    columns: tuple[str, ...] = _option(lambda _, text: parse_columns(text), DEFAULT_COLUMNS)
     tags: tuple[str, ...] | None = _option(_tags, None)
     keys: tuple[str, ...] | None = _option(_names, None)
-    starting_offsets: str | Mapping[QueueKey, int] = _option(_starting, "")
+    starting_offsets: str | Mapping[QueueKey, int] = _option(_offsets(EARLIEST, LATEST, COMMITTED), "")
     starting_timestamp: int | None = _option(parse_time, None)
-    starting_offsets_by_timestamp: Mapping[QueueKey, int] | None = _option(_times, None)
+    starting_offsets_by_timestamp: Mapping[QueueKey, int] | None = _option(partial(_queue_map, is_time=True), None)
     starting_timestamp_strategy: str = _option(_one_of(ERROR, LATEST), ERROR)
     starting_fallback: str = _option(_one_of(LATEST, EARLIEST, ERROR), LATEST)
-    ending_offsets: str | Mapping[QueueKey, int] = _option(_ending, LATEST)
+    ending_offsets: str | Mapping[QueueKey, int] = _option(_offsets(LATEST), LATEST)
     ending_timestamp: int | None = _option(parse_time, None)
-    ending_offsets_by_timestamp: Mapping[QueueKey, int] | None = _option(_times, None)
+    ending_offsets_by_timestamp: Mapping[QueueKey, int] | None = _option(partial(_queue_map, is_time=True), None)
     group: str = _option(_text, "")
     commit_offsets: bool = _option(_flag, True)
     max_bytes_per_trigger: int = _option(_size, 256 << 20)
@@ -334,11 +318,11 @@ class ReadOptions:
     fail_on_data_loss: bool = _option(_flag, True)
     new_queues: str = _option(_one_of(EARLIEST, LATEST), EARLIEST)
     batch_rows: int = _option(_positive, 65536)
-    batch_bytes: int = _option(_batch_size, 16 << 20)
+    batch_bytes: int = _option(_size_within(1, 1 << 30, "1 byte to 1 GiB"), 16 << 20)
     include_system_topics: bool = _option(_flag, False)
     include_retry_topics: bool = _option(_flag, False)
     verify_crc: bool = _option(_flag, False)
-    pull_batch_bytes: int = _option(_pull_size, 4 << 20)
+    pull_batch_bytes: int = _option(_size_within(64 << 10, 8 << 20, "64 KiB to 8 MiB"), 4 << 20)
     pull_timeout_ms: int = _option(_timeout, 10_000)
     retries: int = _option(_number, 3)
     require_brokers: tuple[str, ...] = _option(_names, ())
@@ -453,7 +437,8 @@ class ReadOptions:
             return topic in self.assign
         if not self.include_retry_topics and topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
             return False
-        if not self.include_system_topics and _is_system_topic(topic):
+        # RocketMQ 5 makes some of its own whose names begin in its way.
+        if not self.include_system_topics and (topic in BROKER_TOPICS or topic.startswith(_SYSTEM_PREFIXES)):
             return False
         return self.topic_pattern is None or re.fullmatch(self.topic_pattern, topic) is not None
 
@@ -479,11 +464,6 @@ class ReadOptions:
             "system_topics": self.include_system_topics,
             "retry_topics": self.include_retry_topics,
         }
-
-
-def _is_system_topic(topic: str) -> bool:
-    """Whether a topic is the broker's own; RocketMQ 5 makes some whose names begin in its way."""
-    return topic in _SYSTEM_TOPICS or topic.startswith(_SYSTEM_PREFIXES)
 
 
 def without_catalogs(options: Mapping[str, str]) -> dict[str, str]:

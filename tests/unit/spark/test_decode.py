@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import CorruptRecordError
 from headrace.format import record
 from headrace.format.compression import GIVEN_AS_STORED
-from headrace.spark.decode import Decoder, find_start
+from headrace.spark.decode import Decoder
 from headrace.spark.schema import COLUMNS, arrow_schema
 from tests.support.record_rows import lay_log, row_of
 
@@ -329,13 +329,6 @@ def test_body_that_holds_a_log_is_not_taken_for_one():
     inner = encode(physical_offset=77)
     raw, _ = lay_log([{"body": inner * 5, "topic": b"t", "queue_offset": 0}], 1 << 20)
     assert offsets(raw, 50, len(raw))[0] == []
-
-
-def test_find_start():
-    raw, whole = log(10)
-    assert find_start(raw, 0, SEGMENT) == 0
-    assert find_start(raw[1:], 1, SEGMENT) == len(whole[0])
-    assert find_start(b"", 5) == 5
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def test_a_java_that_was_killed_is_named(monkeypatch: pytest.MonkeyPatch, code: 
         raise ConnectionRefusedError("refused")
 
     monkeypatch.setattr(table, "_JAVA_ENDS_S", 0.5 if code else 30)
-    monkeypatch.setattr(table, "load_job", lambda name: table.Job(name, Example, refused, True, ""))
+    monkeypatch.setattr(table, "load_job", lambda name: table.Job(name, Example, refused, ""))
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as java:
         spark: Any = SimpleNamespace(_sc=SimpleNamespace(_gateway=SimpleNamespace(proc=java)))
         with pytest.raises((JobFailedError, ConnectionRefusedError), match=says):

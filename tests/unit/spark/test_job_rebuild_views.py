@@ -43,9 +43,9 @@ def test_a_full_disk_names_the_file_of_the_queue(tmp_path: Path, monkeypatch: py
 def test_a_full_disk_names_the_file_of_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.zeros(1, KEY).tofile(tmp_path / "keys")
     fill_disk(monkeypatch, "fsync")
-    task = IndexTask(0, str(tmp_path / "index"), 10, 10, ((str(tmp_path / "keys"), 0, 1),))
+    task = IndexTask(str(tmp_path / "index"), 10, 10, ((str(tmp_path / "keys"), 0, 1),))
     with pytest.raises(HeadraceError, match=r"/index cannot be written: No space left on device"):
-        list(make_index_file(task))
+        make_index_file(task)
 
 
 @pytest.mark.parametrize("name", ["index_slots", "index_entries"])

@@ -161,7 +161,11 @@ def _wait_for(tables: Path) -> int:
 
 def _judge(spark: SparkSession, config: Config, summary: Summary) -> _Judged:
     """Judge the minutes of [since, until); the summary learns what is missing in a log."""
-    until = _end(spark, config) // MINUTE_MS * MINUTE_MS
+    until = _newest(spark, config)  # what is not there yet is no silence
+    if config.until is not None:
+        # Whoever names the end takes a last minute that the tables may have in part.
+        until = min(config.until, until if config.tables is None else until + MINUTE_MS)
+    until = until // MINUTE_MS * MINUTE_MS
     since = (until - 60 * MINUTE_MS if config.since is None else config.since) // MINUTE_MS * MINUTE_MS
     if since >= until:
         return _Judged(since, until, [])
@@ -217,15 +221,6 @@ def _require_topics(spark: SparkSession, config: Config, counted: Set[str]) -> N
     rows = stats_tables.read_table(spark, config.tables, "minute").select("topic").distinct().collect()
     known = {row["topic"] for row in rows} - {""}
     require_known_topics(quiet, known, "in the tables")
-
-
-def _end(spark: SparkSession, config: Config) -> int:
-    """Return the end of the minutes to judge, ms since 1970: what is not there yet is no silence."""
-    newest = _newest(spark, config)
-    if config.until is None:
-        return newest
-    # Whoever names the end takes a last minute that the tables may have in part.
-    return min(config.until, newest if config.tables is None else newest + MINUTE_MS)
 
 
 def _newest(spark: SparkSession, config: Config) -> int:

@@ -250,7 +250,6 @@ def _make_tasks(source: Source, config: Config, plan: Plan) -> list[ArchiveTask]
     }
     return [
         ArchiveTask(
-            number=number,
             split=scan.LogSplit(located, broker, start, end, plan.segment_bytes[broker]),
             root=str(config.to.absolute()),
             columns=selection.columns,
@@ -259,7 +258,8 @@ def _make_tasks(source: Source, config: Config, plan: Plan) -> list[ArchiveTask]
             compression=config.compression,
             compression_level=config.compression_level,
         )
-        for number, (broker, start, end) in enumerate(split for split in plan.splits if split[1] < split[2])
+        for broker, start, end in plan.splits
+        if start < end
     ]
 
 

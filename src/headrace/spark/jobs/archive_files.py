@@ -32,7 +32,6 @@ from headrace.format.checksum import checksum
 from headrace.format.side_file import sync_folder
 from headrace.spark import scan
 from headrace.spark.decode import Decoder
-from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.manifest import FOLDER, TEMPORARY, ArchiveError, ArchiveFile
 from headrace.spark.times import LAST_MS
 
@@ -71,7 +70,6 @@ class ArchiveTask:
     """One range to archive; everything in it can be pickled.
 
     Attributes:
-        number: Of the split within the run.
         root: The archive's folder.
         columns: Of the files, ``NEEDED`` among them.
         layout: "topic" or "hour".
@@ -80,7 +78,6 @@ class ArchiveTask:
         compression_level: Of the codec; None for its own.
     """
 
-    number: int
     split: scan.LogSplit
     root: str
     columns: tuple[str, ...]
@@ -98,8 +95,8 @@ class Group(NamedTuple):
     end: int
 
 
-def archive_split(task: ArchiveTask) -> Iterator[pa.RecordBatch]:
-    """Write the files of one range; yield one row that says what was written, as JSON.
+def archive_split(task: ArchiveTask) -> dict[str, Any]:
+    """Write the files of one range; return what was written, as JSON has it.
 
     Raises:
         ArchiveError: the folder is not there or cannot be written.
@@ -124,7 +121,7 @@ def archive_split(task: ArchiveTask) -> Iterator[pa.RecordBatch]:
             raise
         path = error.filename2 or error.filename or root  # of a renaming the second is the file's place
         raise ArchiveError(f"{path} cannot be written: {error.strerror or error}") from error
-    yield answer(task, {"files": files, "counters": counters})
+    return {"files": files, "counters": counters}
 
 
 def _write_split(task: ArchiveTask, root: Path, temporary: Path, counters: dict[str, int]) -> Iterator[ArchiveFile]:

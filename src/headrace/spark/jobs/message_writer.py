@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidRowError
@@ -15,25 +14,6 @@ if TYPE_CHECKING:
 
     from headrace.spark.writing.encode import Sealed
     from headrace.spark.writing.plan import WritePlan
-
-
-@dataclass
-class Skipped:
-    """Messages that were left out.
-
-    Attributes:
-        messages: How many.
-        listed: The first of them, each with the reason.
-    """
-
-    messages: int = 0
-    listed: list[tuple[str, str]] = field(default_factory=list)
-
-    def add(self, message: str, reason: str) -> None:
-        """Count one more."""
-        self.messages += 1
-        if len(self.listed) < MAX_LISTED:
-            self.listed.append((message, reason))
 
 
 class MessageWriter(PartitionWriter):
@@ -49,17 +29,18 @@ class MessageWriter(PartitionWriter):
         self, plan: WritePlan, txn: str, epoch: int, partition: int, *, named_by: str, of: str = "", skip: bool = False
     ) -> None:
         super().__init__(plan, txn, epoch, partition)
-        self.skipped = Skipped()
+        self._skipped = 0
+        self._listed: list[tuple[str, str]] = []  # the first of them, each with the reason
         self._named_by = named_by
         self._of = of
         self._skip = skip
 
     def answer(self) -> dict[str, Any]:
         """Return what was done, as JSON."""
-        counters, skipped = self.written.counters, self.skipped
+        counters = self.written.counters
         return {
             "rows": self.written.rows, "stored": counters.stored, "duplicates": counters.duplicates,
-            "retries": counters.retries, "skipped": skipped.messages, "listed": skipped.listed,
+            "retries": counters.retries, "skipped": self._skipped, "listed": self._listed,
         }  # fmt: skip
 
     def flush(self) -> None:
@@ -77,6 +58,8 @@ class MessageWriter(PartitionWriter):
                 message = f"{batch.column(self._named_by)[at].as_py()}{self._of}"
                 if not self._skip:
                     raise UnsendableError(message, error.reason) from None
-                self.skipped.add(message, error.reason)
+                self._skipped += 1
+                if len(self._listed) < MAX_LISTED:
+                    self._listed.append((message, error.reason))
                 # The encoder has the rows before it, and numbers on as if it were not there: so in every run.
                 batch = batch.slice(at + 1)

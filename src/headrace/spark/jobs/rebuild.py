@@ -119,12 +119,12 @@ def run(spark: SparkSession, config: Config) -> Summary:
                 rebuild.fill_gaps()
             if config.what != "queues":
                 rebuild.make_index()
-            rebuild.clean_up()
+            shutil.rmtree(rebuild.target / "keys", ignore_errors=True)  # only the making needed them
             if config.replace:
                 rebuild.check()
                 rebuild.swap()
         except BaseException:
-            rebuild.give_up()
+            shutil.rmtree(rebuild.target, ignore_errors=True)
             raise
     if is_open:
         summary.notes.append("a broker has the store open: the new files end where its log did when this began")
@@ -133,7 +133,11 @@ def run(spark: SparkSession, config: Config) -> Summary:
 
 
 class Rebuild:
-    """The making of the views of one store."""
+    """The making of the views of one store.
+
+    Attributes:
+        target: Where they are made.
+    """
 
     def __init__(self, spark: SparkSession, config: Config, extent: LogExtent) -> None:
         assert config.store is not None
@@ -141,21 +145,21 @@ class Rebuild:
         self._config = config
         self._extent = extent
         self._store = StoreLayout(config.store)
-        self._target = config.to if config.to is not None else config.store / FOLDER
-        self._new = StoreLayout(self._target)
-        self._new_note = self._target / self._store.index_note.name
+        self.target = config.to if config.to is not None else config.store / FOLDER
+        self._new = StoreLayout(self.target)
+        self._new_note = self.target / self._store.index_note.name
         if config.replace:
-            shutil.rmtree(self._target, ignore_errors=True)  # what a killed run left
+            shutil.rmtree(self.target, ignore_errors=True)  # what a killed run left
         try:
-            self._target.mkdir(parents=True, exist_ok=True)
+            self.target.mkdir(parents=True, exist_ok=True)
             for name in ("keys", *(() if config.what == "index" else (CONSUME_QUEUES,))):
-                (self._target / name).mkdir()
+                (self.target / name).mkdir()
         except FileExistsError:
             raise ConfigError(
-                f"--to {self._target}: another run has begun to write there: name a new folder", key="to"
+                f"--to {self.target}: another run has begun to write there: name a new folder", key="to"
             ) from None
         except OSError as error:
-            raise ConfigError(f"{self._target} cannot be written: {error.strerror}", key="to") from None
+            raise ConfigError(f"{self.target} cannot be written: {error.strerror}", key="to") from None
         self._side = {kind: _side_file(self._store, kind) for kind in ("store", "epochs", "checkpoint", "index")}
         self._file_bytes = whole_entries(int((self._side["store"] or {}).get("queue_file_bytes", DEFAULT_FILE_BYTES)))
         self._queues: dict[tuple[str, int], _Queue] = {}
@@ -172,15 +176,15 @@ class Rebuild:
         from headrace.spark.jobs.rebuild_views import ScanTask, scan_range  # noqa: PLC0415  # needs pyarrow
 
         phase("scanning")
-        target = self._target.absolute()
+        target = self.target.absolute()
         tasks = [
             ScanTask(
-                number=number, split=split, file_bytes=self._file_bytes,
+                split=split, file_bytes=self._file_bytes,
                 queues="" if self._config.what == "index" else str(self._new.consume_queues.absolute()),
                 keys="" if self._config.what == "queues" else str(target / "keys"),
                 delays_ms=parse_delays_ms(self._config.delay_levels),
             )
-            for number, split in enumerate(splits)
+            for split in splits
         ]  # fmt: skip
         for found in ask_tasks(self._spark, tasks, scan_range, "ranges were to be read"):
             self._take(found)
@@ -211,7 +215,8 @@ class Rebuild:
         phase("filling")
         writer = QueueWriter(self._new.consume_queues, self._file_bytes)
         per_file = self._file_bytes // ENTRY.size
-        issued = self._issued()
+        # What was cut off is not issued again.
+        issued = noted_queue_ends(Epochs.of(self._side["epochs"]), self._side["checkpoint"])
         for topic, queue_id in issued.keys() - self._queues.keys():
             self._queues[topic, queue_id] = _Queue([])
         for (topic, queue_id), queue in sorted(self._queues.items()):
@@ -240,10 +245,6 @@ class Rebuild:
         is_plausible = last["size"] == FILLER_BYTES or last["offset"] < self._extent.end
         return end if is_plausible else 0
 
-    def _issued(self) -> dict[tuple[str, int], int]:
-        """Return where each queue goes on at least: what was cut off is not issued again."""
-        return noted_queue_ends(Epochs.of(self._side["epochs"]), self._side["checkpoint"])
-
     # -- the index --------------------------------------------------------------------------------------------------
 
     def make_index(self) -> None:
@@ -260,7 +261,7 @@ class Rebuild:
         capacity = self._config.index_entries or int(noted.get("capacity", defaults.index_entries))
         now_ms = time.time_ns() // 1_000_000
         tasks = [
-            IndexTask(number, str(folder / _name(now_ms + number)), slots, capacity, tuple(parts))
+            IndexTask(str(folder / _name(now_ms + number)), slots, capacity, tuple(parts))
             for number, parts in enumerate(cut_keys(self._key_parts, capacity - 1))
         ]
         self._notes = ask_tasks(self._spark, tasks, make_index_file, "index files were to be made")
@@ -272,14 +273,6 @@ class Rebuild:
             write_side_file(self._new_note, "index", FORMAT_VERSION, note)
 
     # -- the end ----------------------------------------------------------------------------------------------------
-
-    def clean_up(self) -> None:
-        """Remove what only the making needed."""
-        shutil.rmtree(self._target / "keys", ignore_errors=True)
-
-    def give_up(self) -> None:
-        """Remove everything that was made."""
-        shutil.rmtree(self._target, ignore_errors=True)
 
     def check(self) -> None:
         """Hold the new queues against the log.
@@ -294,13 +287,13 @@ class Rebuild:
 
         if self._config.what == "index":
             return
-        files = QueueFiles(str(self._target.absolute()), self._file_bytes)
+        files = QueueFiles(str(self.target.absolute()), self._file_bytes)
         defaults = VerifyConfig(store=self._store.root)
         splits = scan.plan_log(scan.StoreSource(str(self._store.root)), split_bytes=self._config.split_bytes)
         tasks = [
-            LogTask(number, split, files, self._extent.end, parse_delays_ms(self._config.delay_levels),
+            LogTask(split, files, self._extent.end, parse_delays_ms(self._config.delay_levels),
                     defaults.time_tolerance_ms)
-            for number, split in enumerate(splits)
+            for split in splits
         ]  # fmt: skip
         wrong = sum(len(found["wrong"]) + len(found["missing"]) for found in run_tasks(self._spark, tasks))
         if wrong:
@@ -329,7 +322,7 @@ class Rebuild:
             self._put_in_place(self._new.index, self._store.index)
             self._new_note.replace(self._store.index_note)
             sync_folder(self._store.side)
-        shutil.rmtree(self._target, ignore_errors=True)
+        shutil.rmtree(self.target, ignore_errors=True)
 
     def _put_in_place(self, new: Path, old: Path) -> None:
         exchange_folder(new, old, old.with_name(f"{FOLDER}.{old.name}"))
@@ -337,7 +330,7 @@ class Rebuild:
     def describe(self, summary: Summary) -> None:
         """Say what was made."""
         summary.facts |= {
-            "store": str(self._store.root), "to": str(self._store.root if self._config.replace else self._target),
+            "store": str(self._store.root), "to": str(self._store.root if self._config.replace else self.target),
             "replaced": self._config.replace, "log_bytes": self._extent.end - self._extent.start, **self._counts,
             "queues": len(self._queues), "index_files": len(self._notes),
         }  # fmt: skip

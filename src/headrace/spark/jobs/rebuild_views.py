@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.errors import HeadraceError
 from headrace.format.layout import queue_folder
 from headrace.format.names import segment_name
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.record import SYS_TRANSACTION
-from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.views import (
     ENTRY,
     INDEX_ENTRY,
@@ -53,7 +51,6 @@ class ScanTask:
         keys: Folder where keys are noted; empty: none are.
     """
 
-    number: int
     split: LogSplit
     queues: str
     keys: str
@@ -69,7 +66,6 @@ class IndexTask:
         parts: Path, first key and end in it, of the noted keys that become this file, in order.
     """
 
-    number: int
     path: str
     slots: int
     capacity: int
@@ -135,13 +131,13 @@ def fillers(count: int) -> Array:
     return made
 
 
-def scan_range(task: ScanTask) -> Iterator[pa.RecordBatch]:
-    """Write the queue entries of one range and note its keys; yield one row that says what there was, as JSON."""
+def scan_range(task: ScanTask) -> dict[str, Any]:
+    """Write the queue entries of one range and note its keys; return what there was, as JSON has it."""
     decoder = header_decoder(task.split, keys=bool(task.keys))
     found = _Range(task)
     for headers in read_headers(task.split, decoder, task.delays_ms):
         found.take(headers)
-    yield answer(task, found.finish(decoder.damaged))
+    return found.finish(decoder.damaged)
 
 
 class _Range:
@@ -210,8 +206,8 @@ class _Range:
         }  # fmt: skip
 
 
-def make_index_file(task: IndexTask) -> Iterator[pa.RecordBatch]:
-    """Make one index file; yield one row with what the index's note says about it, as JSON."""
+def make_index_file(task: IndexTask) -> dict[str, Any]:
+    """Make one index file; return what the index's note says about it."""
     keys = np.concatenate(
         [np.fromfile(path, KEY, end - first, offset=first * KEY.itemsize) for path, first, end in task.parts]
     )
@@ -236,7 +232,7 @@ def make_index_file(task: IndexTask) -> Iterator[pa.RecordBatch]:
     }  # fmt: skip
     with writing(Path(task.path)):
         _write_index(task, note, slots, entries)
-    yield answer(task, note)
+    return note
 
 
 def _write_index(task: IndexTask, note: Mapping[str, Any], slots: Array, entries: Array) -> None:

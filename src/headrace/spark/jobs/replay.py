@@ -213,7 +213,7 @@ def make_tasks(
         target = config.target_of(topic)
         for part in range(config.parts):
             tasks.append(ReplayTask(
-                number=len(tasks), groups=groups, checksums=checksums,
+                groups=groups, checksums=checksums,
                 broker=broker, topic=topic, part=part, parts=config.parts, since=config.since, until=config.until,
                 plan=plans[target], txn=identity(config, manifest, broker, topic), queues=queues[target],
                 rate=config.rate / at_once, speed=config.speed, oldest_ms=oldest,

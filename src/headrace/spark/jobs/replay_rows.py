@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.manifest import ArchiveError, sum_up
 from headrace.spark.jobs.message_writer import MessageWriter
 from headrace.spark.writing.plan import WritePlan
@@ -62,7 +61,6 @@ class ReplayTask:
         skip_unsendable: Leave out messages that cannot be sent.
     """
 
-    number: int
     groups: tuple[tuple[str, ...], ...]
     checksums: Mapping[str, int]
     broker: str
@@ -80,12 +78,12 @@ class ReplayTask:
     skip_unsendable: bool
 
 
-def send_part(task: ReplayTask) -> Iterator[pa.RecordBatch]:
-    """Send the rows of one part; yield one row that says what became of them, as JSON."""
+def send_part(task: ReplayTask) -> dict[str, Any]:
+    """Send the rows of one part; return what became of them, as ``MessageWriter.answer`` has it."""
     of = f" of topic {task.topic!r}"
     writer = MessageWriter(task.plan, task.txn, 0, task.part, named_by=ORIGIN, of=of, skip=task.skip_unsendable)
     writer.write(_outgoing(task, writer))
-    yield answer(task, writer.answer())
+    return writer.answer()
 
 
 def _outgoing(task: ReplayTask, writer: MessageWriter) -> Iterator[pa.RecordBatch]:

@@ -17,14 +17,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs.folder import LOCK
-from headrace.spark.jobs.target import NEW, OLD, write_beside
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from headrace.spark.jobs.target import NEW, OLD
 
 READY: Final = "_ready"
 """Below the folder of the tables: what takes its place in them."""
@@ -56,15 +53,6 @@ def require_own(folder: Path, *files: str) -> None:
             raise ConfigError(
                 f"--to {folder} holds {child}, which no job has written: name a new or an empty folder", key="to"
             )
-
-
-def write_span(rows: DataFrame, folder: Path, span: str) -> None:
-    """Write hours (of ``day``: days) of a table beside the tables, to be put in place by ``put_in_place``.
-
-    Raises:
-        HeadraceError: Spark wrote, but not where this process can see it.
-    """
-    write_beside(rows, folder, folder.absolute() / NEW / span, *PARTITIONS[span])
 
 
 def put_in_place(folder: Path) -> None:

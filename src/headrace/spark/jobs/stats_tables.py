@@ -33,8 +33,8 @@ from headrace.spark.jobs.folder import EVERY_FILE, read_path
 from headrace.spark.jobs.manifest import write_json
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.stats_merge import DIMENSIONS, SCHEMA, TABLE_SCHEMA, finish, merge_sorted
-from headrace.spark.jobs.stats_placing import PARTITIONS, put_in_place, write_span
-from headrace.spark.jobs.target import NEW, TIMES
+from headrace.spark.jobs.stats_placing import PARTITIONS, put_in_place
+from headrace.spark.jobs.target import NEW, TIMES, write_beside
 
 if TYPE_CHECKING:
     from headrace.spark.files import LogExtent
@@ -148,10 +148,11 @@ def replace_counted(
 
 
 def _write(table: DataFrame, folder: Path, span: str) -> None:
-    """Write rows of a span beside the tables."""
+    """Write rows of a span beside the tables, to be put in place by ``put_in_place``."""
     partitions = PARTITIONS[span]
     rows = with_days(table).repartition(*partitions).sortWithinPartitions(*partitions, "time", *DIMENSIONS)
-    write_span(rows.drop("hour") if span == "day" else rows, folder, span)
+    rows = rows.drop("hour") if span == "day" else rows
+    write_beside(rows, folder, folder.absolute() / NEW / span, *partitions)
 
 
 def read_table(spark: SparkSession, folder: Path, span: str) -> DataFrame:

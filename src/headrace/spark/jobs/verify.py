@@ -10,7 +10,7 @@ Exit codes: 0 whole, 1 damaged, 2 could not be checked, or --against has nothing
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -111,7 +111,7 @@ def verify_source(spark: SparkSession, config: Config, summary: Summary) -> tupl
         scan.StoreSource(str(config.against)).extents()
     checks = [StoreCheck(source, extent, config) for extent in extents]
     plans = [check.tasks() for check in checks]
-    tasks = [replace(task, number=number) for number, task in enumerate(chain.from_iterable(plans))]
+    tasks = list(chain.from_iterable(plans))
     if config.dry_run:
         summary.facts |= {"ranges": len(tasks), "log_bytes": sum(task.split.size_bytes for task in tasks)}
         return [], []
@@ -123,9 +123,9 @@ def verify_source(spark: SparkSession, config: Config, summary: Summary) -> tupl
         info += check.info
         facts["brokers"] += 1
         facts["log_bytes"] += check.extent.end - check.extent.start
-        facts["records"] += check.records
-        facts["queues"] += check.queue_count
-        facts["pending_entries"] += check.pending
+        facts["records"] += check.queues.records
+        facts["queues"] += check.queues.queue_count
+        facts["pending_entries"] += check.queues.pending
     summary.facts |= facts
     if config.against is not None:
         phase("comparing")

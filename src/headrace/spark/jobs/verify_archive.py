@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from headrace.format.findings import Finding
-from headrace.spark.jobs.answers import answer, ask_tasks
+from headrace.spark.jobs.answers import ask_tasks
 from headrace.spark.jobs.archive_files import time_range
 from headrace.spark.jobs.archive_plan import read_plan
 from headrace.spark.jobs.manifest import FOLDER, PLAN, ArchiveError, ArchiveFile, data_files, load, sum_up
@@ -23,15 +23,6 @@ from headrace.spark.jobs.summary import Summary
 
 _PLAN: Final = f"{FOLDER}/{PLAN}"
 COLUMNS: Final = ("topic", "queue_id", "queue_offset", "log_offset", "store_ts")
-
-
-@dataclass(frozen=True)
-class FileTask:
-    """One file to check."""
-
-    number: int
-    root: str
-    file: ArchiveFile
 
 
 def verify_archive(spark: SparkSession, root: Path, summary: Summary) -> tuple[list[Finding], list[Finding]]:
@@ -50,8 +41,7 @@ def verify_archive(spark: SparkSession, root: Path, summary: Summary) -> tuple[l
     if summary.dry_run:
         return [], []
     phase("checking")
-    tasks = [FileTask(number, str(root.absolute()), file) for number, file in enumerate(files)]
-    answers = ask_tasks(spark, tasks, check_file, "files were to be checked")
+    answers = ask_tasks(spark, files, partial(check_file, str(root.absolute())), "files were to be checked")
     damage = [
         Finding(kind=kind, broker=file.broker, file=file.path, message=f"{file.path}: {message}")
         for file, faults in zip(files, answers, strict=True)
@@ -94,15 +84,14 @@ def _strangers(root: Path, known: set[str]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def check_file(task: FileTask) -> Iterator[pa.RecordBatch]:
-    """Check one file; yield one row with what is wrong, as a JSON list of [kind, sentence]."""
+def check_file(root: str, file: ArchiveFile) -> list[tuple[str, str]]:
+    """Check one file; return what is wrong: kind, sentence."""
     try:
-        problems = list(_problems(Path(task.root, task.file.path), task.file))
+        return list(_problems(Path(root, file.path), file))
     except FileNotFoundError:
-        problems = [("missing_file", "it is missing")]
+        return [("missing_file", "it is missing")]
     except OSError as error:
-        problems = [("unreadable", f"it cannot be read: {error.strerror}")]
-    yield answer(task, problems)
+        return [("unreadable", f"it cannot be read: {error.strerror}")]
 
 
 def _problems(path: Path, file: ArchiveFile) -> Iterator[tuple[str, str]]:

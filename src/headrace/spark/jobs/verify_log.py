@@ -8,17 +8,15 @@ single records only where something is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.format.names import SCHEDULE_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.record import SYS_TRANSACTION
-from headrace.spark.jobs.answers import answer
 from headrace.spark.jobs.views import (
     Array,
     Headers,
@@ -47,7 +45,6 @@ class LogTask:
         index: The key index to compare; None: it is not.
     """
 
-    number: int
     split: LogSplit
     queues: QueueFiles | None
     promised_offset: int
@@ -62,7 +59,6 @@ class _Queue:
 
     first: int
     next: int
-    records: int = 0
     last_offset: int = -1
     pending: int = 0
     breaks: list[list[int]] = field(default_factory=list)
@@ -106,7 +102,7 @@ class LogPass:
     def result(self) -> dict[str, Any]:
         """Return what was found, as JSON values."""
         queues = [
-            [topic, queue_id, queue.first, queue.next, queue.records, queue.last_offset, queue.pending, queue.breaks]
+            [topic, queue_id, queue.first, queue.next, queue.last_offset, queue.pending, queue.breaks]
             for (topic, queue_id), queue in self.queues.items()
         ]
         return {
@@ -182,7 +178,6 @@ class LogPass:
         part, offsets = part[keep], offsets[keep]
         if len(part):
             queue.next = int(offsets[-1]) + 1
-            queue.records += len(part)
             queue.last_offset = int(headers.offset[part[-1]])
             if self.task.queues is not None:
                 self._compare(self.task.queues, queue, headers, topic, queue_id, part)
@@ -239,12 +234,12 @@ class LogPass:
             self._list(self.wrong, {**common, "record_bytes": size, "reason": reason})
 
 
-def check_log(task: LogTask) -> Iterator[pa.RecordBatch]:
-    """Check one range; yield one row with what was found, as JSON."""
+def check_log(task: LogTask) -> dict[str, Any]:
+    """Check one range; return what was found, as JSON has it."""
     checked = LogPass(task)
     decoder = header_decoder(task.split, keys=task.index is not None)
     for headers in read_headers(task.split, decoder, task.delays_ms):
         checked.take(headers)
     if task.index is not None:
         checked.compare_index(task.index)
-    yield answer(task, checked.result())
+    return checked.result()

@@ -26,7 +26,6 @@ class _Joined:
     first: int
     next: int
     last_offset: int
-    records: int = 0
     breaks: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
@@ -88,7 +87,7 @@ class QueueCheck:
         joined: dict[tuple[str, int], _Joined] = {}
         for result in results:
             self.records += result["records"]
-            for topic, queue_id, first, after, records, last_offset, pending, breaks in result["queues"]:
+            for topic, queue_id, first, after, last_offset, pending, breaks in result["queues"]:
                 self.pending += pending
                 queue = joined.get((topic, queue_id))
                 if queue is None:
@@ -98,7 +97,6 @@ class QueueCheck:
                 queue.breaks += [tuple(item) for item in breaks]
                 queue.next = max(queue.next, after)
                 queue.last_offset = last_offset
-                queue.records += records
         return joined
 
     def _explain(self, topic: str, queue_id: int, first: int, end: int, after: int, until: int | None = None) -> None:
@@ -111,15 +109,15 @@ class QueueCheck:
         runs: dict[str, list[list[int]]] = {}
         for queue_offset, offset, size in self._entries(topic, queue_id, first, end):
             if size == FILLER_BYTES:
-                _add_to_run(runs, "filler", queue_offset)
+                _extend(runs.setdefault("filler", []), queue_offset)
             elif size <= 0:
-                _add_to_run(runs, "none", queue_offset)
+                _extend(runs.setdefault("none", []), queue_offset)
             elif self._lost.name_entry(topic, queue_id, queue_offset, offset, size):
                 continue
             elif offset < self._extent.start:
                 continue  # retention removed its segment
             elif offset >= self._extent.end:
-                _add_to_run(runs, "beyond", queue_offset)
+                _extend(runs.setdefault("beyond", []), queue_offset)
             else:
                 self._found.add(findings.stray_entry(
                     topic, queue_id, queue_offset, physical_offset=offset, record_bytes=size
@@ -201,10 +199,6 @@ class QueueCheck:
                     findings.queue_file_size(topic, queue_id, name, size, self._queues.file_bytes)
                 )
             expected = first_byte + self._queues.file_bytes
-
-
-def _add_to_run(runs: dict[str, list[list[int]]], kind: str, queue_offset: int) -> None:
-    _extend(runs.setdefault(kind, []), queue_offset)
 
 
 def _extend(found: list[list[int]], queue_offset: int) -> None:

@@ -50,7 +50,7 @@ class StoreCheck:
 
     Attributes:
         damage, info: What was found.
-        records, queue_count, pending: Totals for the summary.
+        queues: The check of the queues, when it was judged.
     """
 
     def __init__(self, source: StoreSource | ServersSource, extent: LogExtent, config: Config) -> None:
@@ -60,7 +60,6 @@ class StoreCheck:
         self.config = config
         self._found = Findings(extent.broker)
         self.damage, self.info = self._found.damage, self._found.info
-        self.records = self.queue_count = self.pending = 0
         self._lost = LostRanges(extent.segment_bytes)
         self._is_cut = False
         self._has_mark = True
@@ -80,11 +79,11 @@ class StoreCheck:
     # -- before -----------------------------------------------------------------------------------------------------
 
     def tasks(self) -> list[LogTask]:
-        """Return the ranges to check; ``number`` is set by whoever runs them."""
+        """Return the ranges to check."""
         checkpoint = self._side.get("checkpoint") or {}
         return [
             LogTask(
-                number=0, split=split, queues=self._queues, promised_offset=int(checkpoint.get("physical_offset", 0)),
+                split=split, queues=self._queues, promised_offset=int(checkpoint.get("physical_offset", 0)),
                 delays_ms=self._delays, index=self._index, tolerance_ms=self.config.time_tolerance_ms,
             )
             for split in plan_log(self.source, split_bytes=self.config.split_bytes)
@@ -182,9 +181,8 @@ class StoreCheck:
         if self._queues is None:
             # Over the network there are no entries: each damaged record is named by its own fields.
             self._lost.name_claims(claims)
-        queues = QueueCheck(self._found, self.extent, self._lost, self._epochs, self._queues)
-        queues.judge(results)
-        self.records, self.queue_count, self.pending = queues.records, queues.queue_count, queues.pending
+        self.queues = QueueCheck(self._found, self.extent, self._lost, self._epochs, self._queues)
+        self.queues.judge(results)
         self._judge_index(results)
         for finding in self._lost.findings():
             self._found.add(finding)
