@@ -278,7 +278,7 @@ def _secret_variable(name: str, text: str) -> str:
     return found
 
 
-def _option(parse: Callable[[str, str], Any], default: Any) -> Any:
+def option(parse: Callable[[str, str], Any], default: Any) -> Any:
     """Declare the field of an option; ``parse`` is called with the option's name and text."""
     return field(default=default, metadata={"parse": parse})
 
@@ -287,45 +287,45 @@ def _option(parse: Callable[[str, str], Any], default: Any) -> Any:
 class ReadOptions:
     """What to read, from where to where, and how. Field names are the options' in snake case, each with its parser."""
 
-    servers: str = _option(_text, "")
-    store: str = _option(_text, "")
-    broker_name: str = _option(_text, "")
-    topics: tuple[str, ...] | None = _option(_names, None)
-    topic_pattern: str | None = _option(_pattern, None)
-    assign: Mapping[str, Mapping[str, tuple[int, ...]]] | None = _option(_assignment, None)
-    scan: str = _option(_one_of("log"), "")
-    columns: tuple[str, ...] = _option(lambda _, text: parse_columns(text), DEFAULT_COLUMNS)
-    tags: tuple[str, ...] | None = _option(_tags, None)
-    keys: tuple[str, ...] | None = _option(_names, None)
-    starting_offsets: str | Mapping[QueueKey, int] = _option(_offsets(EARLIEST, LATEST, COMMITTED), "")
-    starting_timestamp: int | None = _option(parse_time, None)
-    starting_offsets_by_timestamp: Mapping[QueueKey, int] | None = _option(partial(_queue_map, is_time=True), None)
-    starting_timestamp_strategy: str = _option(_one_of(ERROR, LATEST), ERROR)
-    starting_fallback: str = _option(_one_of(LATEST, EARLIEST, ERROR), LATEST)
-    ending_offsets: str | Mapping[QueueKey, int] = _option(_offsets(LATEST), LATEST)
-    ending_timestamp: int | None = _option(parse_time, None)
-    ending_offsets_by_timestamp: Mapping[QueueKey, int] | None = _option(partial(_queue_map, is_time=True), None)
-    group: str = _option(_text, "")
-    commit_offsets: bool = _option(_flag, True)
-    max_bytes_per_trigger: int = _option(_size, 256 << 20)
-    max_offsets_per_trigger: int = _option(_number, 0)
-    min_offsets_per_trigger: int = _option(_number, 0)
-    max_trigger_delay: float = _option(_duration, 900.0)
-    max_bytes_per_partition: int = _option(_size, 64 << 20)
-    min_partitions: int = _option(_number, 0)
-    max_records_per_partition: int = _option(_number, 0)
-    coalesce_queues: bool | None = _option(_flag_or_auto, None)
-    fail_on_data_loss: bool = _option(_flag, True)
-    new_queues: str = _option(_one_of(EARLIEST, LATEST), EARLIEST)
-    batch_rows: int = _option(_positive, 65536)
-    batch_bytes: int = _option(_size_within(1, 1 << 30, "1 byte to 1 GiB"), 16 << 20)
-    include_system_topics: bool = _option(_flag, False)
-    include_retry_topics: bool = _option(_flag, False)
-    verify_crc: bool = _option(_flag, False)
-    pull_batch_bytes: int = _option(_size_within(64 << 10, 8 << 20, "64 KiB to 8 MiB"), 4 << 20)
-    pull_timeout_ms: int = _option(_timeout, 10_000)
-    retries: int = _option(_number, 3)
-    require_brokers: tuple[str, ...] = _option(_names, ())
+    servers: str = option(_text, "")
+    store: str = option(_text, "")
+    broker_name: str = option(_text, "")
+    topics: tuple[str, ...] | None = option(_names, None)
+    topic_pattern: str | None = option(_pattern, None)
+    assign: Mapping[str, Mapping[str, tuple[int, ...]]] | None = option(_assignment, None)
+    scan: str = option(_one_of("log"), "")
+    columns: tuple[str, ...] = option(lambda _, text: parse_columns(text), DEFAULT_COLUMNS)
+    tags: tuple[str, ...] | None = option(_tags, None)
+    keys: tuple[str, ...] | None = option(_names, None)
+    starting_offsets: str | Mapping[QueueKey, int] = option(_offsets(EARLIEST, LATEST, COMMITTED), "")
+    starting_timestamp: int | None = option(parse_time, None)
+    starting_offsets_by_timestamp: Mapping[QueueKey, int] | None = option(partial(_queue_map, is_time=True), None)
+    starting_timestamp_strategy: str = option(_one_of(ERROR, LATEST), ERROR)
+    starting_fallback: str = option(_one_of(LATEST, EARLIEST, ERROR), LATEST)
+    ending_offsets: str | Mapping[QueueKey, int] = option(_offsets(LATEST), LATEST)
+    ending_timestamp: int | None = option(parse_time, None)
+    ending_offsets_by_timestamp: Mapping[QueueKey, int] | None = option(partial(_queue_map, is_time=True), None)
+    group: str = option(_text, "")
+    commit_offsets: bool = option(_flag, True)
+    max_bytes_per_trigger: int = option(_size, 256 << 20)
+    max_offsets_per_trigger: int = option(_number, 0)
+    min_offsets_per_trigger: int = option(_number, 0)
+    max_trigger_delay: float = option(_duration, 900.0)
+    max_bytes_per_partition: int = option(_size, 64 << 20)
+    min_partitions: int = option(_number, 0)
+    max_records_per_partition: int = option(_number, 0)
+    coalesce_queues: bool | None = option(_flag_or_auto, None)
+    fail_on_data_loss: bool = option(_flag, True)
+    new_queues: str = option(_one_of(EARLIEST, LATEST), EARLIEST)
+    batch_rows: int = option(_positive, 65536)
+    batch_bytes: int = option(_size_within(1, 1 << 30, "1 byte to 1 GiB"), 16 << 20)
+    include_system_topics: bool = option(_flag, False)
+    include_retry_topics: bool = option(_flag, False)
+    verify_crc: bool = option(_flag, False)
+    pull_batch_bytes: int = option(_size_within(64 << 10, 8 << 20, "64 KiB to 8 MiB"), 4 << 20)
+    pull_timeout_ms: int = option(_timeout, 10_000)
+    retries: int = option(_number, 3)
+    require_brokers: tuple[str, ...] = option(_names, ())
     auth_access_key: str = field(default="", repr=False)
     auth_secret_key: str = field(default="", repr=False)
 
@@ -477,14 +477,14 @@ def without_catalogs(options: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _spelled(name: str) -> str:
+def spelled(name: str) -> str:
     """Return how documents spell the option of a field: startingOffsets for starting_offsets."""
     first, *others = name.split("_")
     return first + "".join(other.capitalize() for other in others)
 
 
 _PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
-    **{_spelled(each.name): (each.name, each.metadata["parse"]) for each in fields(ReadOptions) if each.metadata},
+    **{spelled(each.name): (each.name, each.metadata["parse"]) for each in fields(ReadOptions) if each.metadata},
     "path": ("store", _text),
     "auth.accessKey": ("auth_access_key", _text),
     "auth.secretKey": ("auth_secret_key", _text),

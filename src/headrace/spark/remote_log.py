@@ -106,17 +106,14 @@ def _require_log(response: Command, broker: str, offset: int, stop: int, address
         return
     if response.code == ResponseCode.PULL_OFFSET_MOVED:
         least, most = int(response.ext["minOffset"]), int(response.ext["maxOffset"])
-        reason = (
-            "retention has removed them" if offset < least else f"the log ends at {most} (it was cut off or replaced)"
-        )
+        end, reason = stop, f"the log ends at {most} (it was cut off or replaced)"
+        if offset < least:
+            end, reason = min(stop, least), "retention has removed them"
         raise DataLossError(
-            f"broker {broker!r} has no more physical offsets {offset} to "
-            f"{min(stop, least) if offset < least else stop}: "
-            f"{reason}; failOnDataLoss=false goes on without them",
-            broker=broker,
-            first_offset=offset,
-            end_offset=min(stop, least) if offset < least else stop,
-        )
+            f"broker {broker!r} has no more physical offsets {offset} to {end}: {reason}; failOnDataLoss=false goes on "
+            "without them",
+            broker=broker, first_offset=offset, end_offset=end,
+        )  # fmt: skip
     if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise no_log_reads(broker)
     require(response, address)

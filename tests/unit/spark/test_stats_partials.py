@@ -64,8 +64,8 @@ def plainly(rows: list[Message]) -> dict[tuple[int, str, str, str], dict[str, An
         row = found.setdefault(
             key,
             {
-                "messages": 0,
-                "bytes": 0,
+                "put_messages": 0,
+                "put_bytes": 0,
                 "skewed": 0,
                 "untimed": 0,
                 "seconds": [0] * 60,
@@ -73,8 +73,8 @@ def plainly(rows: list[Message]) -> dict[tuple[int, str, str, str], dict[str, An
                 "latencies": [0] * LATENCIES,
             },
         )
-        row["messages"] += 1
-        row["bytes"] += size
+        row["put_messages"] += 1
+        row["put_bytes"] += size
         row["skewed"] += born > stored
         row["seconds"][stored // 1000 % 60] += 1
         row["sizes"][bisect_left(SIZE_BOUNDS, size)] += 1
@@ -123,8 +123,8 @@ def test_many_groups_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     total: Counter[tuple[Any, ...]] = Counter()
     for piece in pieces:
         for row in piece.to_pylist():
-            total[int(row["time"].timestamp() * 1000), row["topic"], row["source"], row["host"]] += row["messages"]
-    assert total == {key: row["messages"] for key, row in plainly(rows).items()}
+            total[int(row["time"].timestamp() * 1000), row["topic"], row["source"], row["host"]] += row["put_messages"]
+    assert total == {key: row["put_messages"] for key, row in plainly(rows).items()}
 
 
 def test_nothing_is_nothing() -> None:
@@ -144,9 +144,9 @@ def test_messages_without_times_are_in_no_minute_and_have_no_latency() -> None:
     made = made.set_column(made.schema.get_field_index("born_ts"), "born_ts", born)
     (counts,) = count_batches(iter([made]), "b")
     timed, untimed = counts.to_pylist()
-    assert (timed["messages"], timed["untimed"], sum(timed["latencies"]), timed["skewed"]) == (2, 0, 1, 0)
+    assert (timed["put_messages"], timed["untimed"], sum(timed["latencies"]), timed["skewed"]) == (2, 0, 1, 0)
     assert sum(timed["seconds"]) == sum(timed["sizes"]) == 2
-    assert (untimed["time"], untimed["untimed"], untimed["messages"]) == (None, 2, None)
+    assert (untimed["time"], untimed["untimed"], untimed["put_messages"]) == (None, 2, None)
     only = made.filter(pc.is_null(made.column("store_ts")))
     (counts,) = count_batches(iter([only]), "b")
     assert counts.column("untimed").to_pylist() == [2]

@@ -38,8 +38,7 @@ from headrace.spark.jobs.alerts_series import (
 from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
 from headrace.spark.jobs.config import require_known_topics, show_time
 from headrace.spark.jobs.folder import hold_folder
-from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import plan_between, source_of
+from headrace.spark.jobs.log_rows import plan_between, require_topics, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import publish
 from headrace.spark.jobs.stats_placing import mark_of

@@ -22,7 +22,7 @@ from headrace.spark.jobs.archive_plan import Plan, make_plan
 from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, show_time
 from headrace.spark.jobs.failure import JobFailedError, explain
 from headrace.spark.jobs.folder import hold_folder, make_folder
-from headrace.spark.jobs.known_topics import require_topics
+from headrace.spark.jobs.log_rows import require_topics
 from headrace.spark.jobs.manifest import (
     FOLDER,
     LOCK,

@@ -19,8 +19,7 @@ from headrace.errors import ConfigError
 from headrace.format.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from headrace.spark.errors import UnsendableError
 from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
-from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import note_damage, plan_between, rows_of, source_of
+from headrace.spark.jobs.log_rows import note_damage, plan_between, require_topics, rows_of, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import born, closed_topics, name_of, publish, summarise_skipped
 from headrace.spark.jobs.search import show_body
@@ -83,34 +82,29 @@ def run(spark: SparkSession, config: Config) -> Summary:
         FolderBusyError: another run writes to the folder.
         HeadraceError: the log cannot be read, or messages not be written.
     """
-    summary = Summary(job="deadletters", dry_run=config.dry_run)
-    with hold_target(config.to, "to", dry_run=config.dry_run):
-        _look(spark, config, summary)
-    return summary
-
-
-def _look(spark: SparkSession, config: Config, summary: Summary) -> None:
-    """Do it, and fill in the summary. Raises: as ``run``."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
-    phase("reading dead letters and retries")
-    letters = read_letters(spark, config, summary).persist()
-    try:
-        _summarise(letters, config, summary)
-        dead = letters.where(F.col("kind") == "dead")
-        if config.dry_run:
-            return
-        if config.to is not None:
-            phase("writing the list")
-            replace_folder(dead.drop("kind"), config.to)
-            summary.facts["list"] = str(config.to)
-        if config.resend:
-            phase("sending again")
-            with settings_of(spark, LAST_WINS):
-                _resend(dead, config, summary)
-    finally:
-        letters.unpersist()
-        note_damage(summary)
+    summary = Summary(job="deadletters", dry_run=config.dry_run)
+    with hold_target(config.to, "to", dry_run=config.dry_run):
+        phase("reading dead letters and retries")
+        letters = read_letters(spark, config, summary).persist()
+        try:
+            _summarise(letters, config, summary)
+            dead = letters.where(F.col("kind") == "dead")
+            if config.dry_run:
+                return summary
+            if config.to is not None:
+                phase("writing the list")
+                replace_folder(dead.drop("kind"), config.to)
+                summary.facts["list"] = str(config.to)
+            if config.resend:
+                phase("sending again")
+                with settings_of(spark, LAST_WINS):
+                    _resend(dead, config, summary)
+        finally:
+            letters.unpersist()
+            note_damage(summary)
+    return summary
 
 
 def read_letters(spark: SparkSession, config: Config, summary: Summary) -> DataFrame:

@@ -17,8 +17,7 @@ from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_files, read_path, wanted_rows
-from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import note_damage, plan_between, rows_of, source_of
+from headrace.spark.jobs.log_rows import note_damage, plan_between, require_topics, rows_of, source_of
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import born, name_of, publish, summarise_skipped
 from headrace.spark.jobs.summary import Summary, Table, count_of

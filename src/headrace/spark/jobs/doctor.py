@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.layout import COMMIT_LOG
@@ -65,8 +65,7 @@ class Config(JobConfig):
     start: bool = option(True, help="Start a small Spark session and read with it; takes some ten seconds.")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One line of the report; a ``problem`` keeps jobs from running."""
 
     status: Status
@@ -85,8 +84,7 @@ def run(spark: Any, config: Config) -> Summary:
     is_healthy = all(finding.status != "problem" for finding in findings)
     summary = Summary(job="doctor", exit_code=0 if is_healthy else FAILED)
     summary.facts["healthy"] = is_healthy
-    rows = [(finding.status, finding.name, finding.text) for finding in findings]
-    summary.tables.append(Table("findings", "findings", ("status", "name", "text"), rows))
+    summary.tables.append(Table("findings", "findings", Finding._fields, findings))
     return summary
 
 

@@ -1,4 +1,4 @@
-"""What several jobs need of a log: its splits between two times, and its rows as a DataFrame.
+"""What several jobs need of a log: its topics, its splits between two times, and its rows as a DataFrame.
 
 A log is in the order of storing, so when the first records of a split and of the next one were stored says what a split
 may hold. All of them are looked at: a clock that once jumped leaves times that neither rise nor fall. Ten minutes on
@@ -8,12 +8,14 @@ more than that, what was stored in a split before is not found by its time if th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.spark.jobs.config import require_known_topics
 from headrace.spark.jobs.summary import FAILED
 
 if TYPE_CHECKING:
@@ -52,6 +54,41 @@ def source_of(config: JobConfig, broker: str = "") -> StoreSource | ServersSourc
     if config.store is not None:
         return StoreSource(str(config.store), broker)
     return ServersSource(config.servers, config.access_key, config.secret_key())
+
+
+def require_topics(source: StoreSource | ServersSource, topics: Sequence[str], also: Collection[str] = ()) -> None:
+    """Refuse topics that do not exist, of which a job would find nothing and say no more than that.
+
+    The registries learn of a new topic some seconds after its broker, so the brokers are asked.
+
+    Args:
+        also: Topics that are known from elsewhere, as those of an archive beside the log.
+
+    Raises:
+        ConfigError: there is no such topic, with the nearest one.
+        ClientError: the brokers do not answer.
+        StoreError: there is no store.
+    """
+    topics = [topic for topic in topics if topic not in also]
+    if not topics:
+        return
+    from headrace.spark.connections import cluster_of  # noqa: PLC0415  # needs pyarrow
+    from headrace.spark.scan import StoreSource  # noqa: PLC0415  # needs pyarrow
+
+    known = {*also}
+    if isinstance(source, StoreSource):
+        found = source.files().topics()
+        if found is None:
+            return
+        known.update(found)
+    else:
+        cluster = cluster_of(source)
+        for address in cluster.brokers().values():
+            for wanted in (None, sorted(topics)):  # the ordinary ones, and those that are named
+                body = json.dumps({"topics": wanted, "log": False}).encode()
+                state = cluster.reader_state(address, body, group="", wait_ms=0)
+                known.update(state["topics"] if state is not None else ())
+    require_known_topics(topics, known)
 
 
 def plan_between(

@@ -19,8 +19,15 @@ from headrace.errors import ConfigError
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_files, read_path, wanted_rows
-from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import note_damage, note_missing, rows_of, source_of, splits_between, watched
+from headrace.spark.jobs.log_rows import (
+    note_damage,
+    note_missing,
+    require_topics,
+    rows_of,
+    source_of,
+    splits_between,
+    watched,
+)
 from headrace.spark.jobs.message_ids import MessageId, parse_message_id
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import Summary, Table
@@ -90,39 +97,34 @@ def run(spark: SparkSession, config: Config) -> Summary:
     """
     summary = Summary(job="search", dry_run=config.dry_run)
     with hold_target(config.to, "to", dry_run=config.dry_run):
-        _search(spark, config, summary)
+        phase("looking for the places")
+        found: list[DataFrame] = []
+        if config.store is not None or config.servers:
+            found += _in_log(spark, config, summary)
+        if config.archive is not None:
+            found += _in_archive(spark, config, summary)
+        if config.dry_run:
+            return summary
+        phase("searching")
+        rows = _once(found, _needed(config)).persist()
+        try:
+            summary.facts["found"] = total = rows.count()
+            if config.topics:
+                # One that was deleted may have messages all the same.
+                _require_topics(config, {row["topic"] for row in rows.select("topic").distinct().collect()})
+            shown = rows.orderBy("store_ts", "broker", "log_offset").limit(config.limit)
+            summary.tables.append(_table(shown, config.bodies))
+            if total > config.limit:
+                summary.notes.append(
+                    f"{total - config.limit} more were found: raise --limit, or have all written with --to"
+                )
+            if config.to is not None:
+                replace_folder(rows, config.to)
+                summary.facts["written"] = str(config.to)
+        finally:
+            rows.unpersist()
+            note_damage(summary)
     return summary
-
-
-def _search(spark: SparkSession, config: Config, summary: Summary) -> None:
-    """Search, and fill in the summary. Raises: as ``run``."""
-    phase("looking for the places")
-    found: list[DataFrame] = []
-    if config.store is not None or config.servers:
-        found += _in_log(spark, config, summary)
-    if config.archive is not None:
-        found += _in_archive(spark, config, summary)
-    if config.dry_run:
-        return
-    phase("searching")
-    rows = _once(found, _needed(config)).persist()
-    try:
-        summary.facts["found"] = total = rows.count()
-        if config.topics:
-            # One that was deleted may have messages all the same.
-            _require_topics(config, {row["topic"] for row in rows.select("topic").distinct().collect()})
-        shown = rows.orderBy("store_ts", "broker", "log_offset").limit(config.limit)
-        summary.tables.append(_table(shown, config.bodies))
-        if total > config.limit:
-            summary.notes.append(
-                f"{total - config.limit} more were found: raise --limit, or have all written with --to"
-            )
-        if config.to is not None:
-            replace_folder(rows, config.to)
-            summary.facts["written"] = str(config.to)
-    finally:
-        rows.unpersist()
-        note_damage(summary)
 
 
 def _require_topics(config: Config, found: Set[str]) -> None:

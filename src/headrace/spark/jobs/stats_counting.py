@@ -16,8 +16,15 @@ from headrace.spark.jobs import stats_placing, stats_tables
 from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
 from headrace.spark.jobs.config import show_time
 from headrace.spark.jobs.folder import hold_folder, make_folder
-from headrace.spark.jobs.known_topics import require_topics
-from headrace.spark.jobs.log_rows import first_time_ms, note_damage, note_missing, source_of, splits_between, watched
+from headrace.spark.jobs.log_rows import (
+    first_time_ms,
+    note_damage,
+    note_missing,
+    require_topics,
+    source_of,
+    splits_between,
+    watched,
+)
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.spark_settings import settings_of
 from headrace.spark.jobs.stats import HOUR_MS, REPORT

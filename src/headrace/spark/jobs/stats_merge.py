@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.spark.jobs.stats_partials import COUNTS, LATENCIES, LATENCY_BOUNDS_MS, SECONDS, SIZES
+from headrace.spark.jobs.stats_partials import COUNTS, LATENCIES, LATENCY_BOUNDS_MS, SECONDS, SIZES, lists
 
 DIMENSIONS: Final = ("topic", "group", "source", "broker", "host")
 SUMS: Final = (
@@ -114,16 +114,6 @@ def matrix(column: pa.Array, width: int) -> Matrix:
     table = np.zeros((len(column), width), dtype=np.int64)
     table[is_valid] = column.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
     return table
-
-
-def lists(table: Matrix, is_valid: Matrix) -> pa.Array:
-    """Undo ``matrix``."""
-    rows, width = table.shape
-    filled = np.flatnonzero(is_valid)
-    lengths = np.where(is_valid, width, 0)
-    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-    values = pa.array(np.ascontiguousarray(table[filled]).reshape(-1))
-    return pa.ListArray.from_arrays(offsets, values, type=COUNTS, mask=pa.array(~is_valid) if rows else None)
 
 
 def _add_lists(column: pa.Array, width: int, begins: Matrix) -> pa.Array:

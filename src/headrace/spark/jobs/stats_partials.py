@@ -131,9 +131,9 @@ class PartialCounts:
             pa.array([name[3] for name in names], pa.string()),
             *(pa.array(table[:, place]) for place in (_MESSAGES, _BYTES, _SKEWED)),
             pa.array(np.zeros(len(names), dtype=np.int64)),
-            _lists(table[:, _AT_SECONDS:_AT_SIZES]),
-            _lists(table[:, _AT_SIZES:_AT_LATENCIES]),
-            _lists(table[:, _AT_LATENCIES:]),
+            lists(table[:, _AT_SECONDS:_AT_SIZES]),
+            lists(table[:, _AT_SIZES:_AT_LATENCIES]),
+            lists(table[:, _AT_LATENCIES:]),
         ]
         counted = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
         if not untimed:
@@ -205,10 +205,14 @@ def _measure(
     return rows
 
 
-def _lists(table: np.ndarray[Any, Any]) -> pa.Array:
+def lists(table: np.ndarray[Any, Any], is_valid: np.ndarray[Any, Any] | None = None) -> pa.Array:
+    """Return rows of numbers as a column of lists, of which those that are not valid are null."""
     rows, width = table.shape
-    offsets = pa.array(np.arange(0, rows * width + 1, width, dtype=np.int32))
-    return pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(table).reshape(-1)), type=COUNTS)
+    if is_valid is None:
+        is_valid = np.ones(rows, dtype=bool)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(np.where(is_valid, width, 0)))).astype(np.int32))
+    values = pa.array(np.ascontiguousarray(table[is_valid]).reshape(-1))
+    return pa.ListArray.from_arrays(offsets, values, type=COUNTS, mask=pa.array(~is_valid) if rows else None)
 
 
 def _address(host: str) -> str:

@@ -56,9 +56,6 @@ class Headers:
     is_right: Array
     batch: pa.RecordBatch
 
-    def __len__(self) -> int:
-        return len(self.offset)
-
     @property
     def is_queued(self) -> Array:
         """Which of them have an entry in a consume queue."""

@@ -36,35 +36,26 @@ class Continuity:
         """
         if self.has_other_store(state) and not self.fail_on_data_loss:
             # What was not read of the old store nobody knows; of the new one, what retention has removed is lost.
-            self._count(key, f"{key} begins anew at {queue.low}: {self._reason(state)}", queue.low)
+            self._lose(key, f"{key} begins anew at {queue.low}: {self._reason(state)}", lost=queue.low)
             return queue.low
         created = self.begin.creations.get(key.topic, {}).get(key.broker, 0)
         is_new_topic = created != 0 and state.topics[key.topic].epoch not in (0, created)
         if is_new_topic and self.fail_on_data_loss:
-            raise self._error(
-                f"topic {key.topic!r} of broker {key.broker!r} "
-                "was deleted and made again since the checkpoint was written: "
-                f"{key} was read up to offset {offset} and now has {queue.low} to {queue.high}; "
-                f"{_REMEDY} with the new topic",
-                key, offset, max(offset, queue.low),
-            )  # fmt: skip
+            text = (
+                f"topic {key.topic!r} of broker {key.broker!r} was deleted and made again since the checkpoint was "
+                f"written: {key} was read up to offset {offset} and now has {queue.low} to {queue.high}"
+            )
+            self._lose(key, text, f"{_REMEDY} with the new topic", offset, max(offset, queue.low))
         cut = self._cut_of(state, queue)
         if cut is not None and offset > cut:
             text = f"{key} ended at offset {cut}, but was read up to {offset}: {self._reason(state)}"
-            if self.fail_on_data_loss:
-                raise self._error(
-                    f"{text}; others have their offsets now, and {_REMEDY} with those",
-                    key, cut, offset,
-                )  # fmt: skip
-            self._count(key, text, 0)
+            self._lose(key, text, f"others have their offsets now, and {_REMEDY} with those", cut, offset)
             return max(cut, queue.low)
         if offset > queue.high:
             return self._beyond(key, state, queue, offset)
         if offset < queue.low:
             text = f"{key.span(offset, queue.low)} are gone: retention removed them before they were read"
-            if self.fail_on_data_loss:
-                raise self._error(f"{text}; {_REMEDY} at {queue.low}", key, offset, queue.low)
-            self._count(key, text, queue.low - offset)
+            self._lose(key, text, f"{_REMEDY} at {queue.low}", offset, queue.low, queue.low - offset)
             return queue.low
         return offset
 
@@ -80,10 +71,8 @@ class Continuity:
             # RocketMQ begins a topic that is made again at 0 and tells no identity. A lost end looks the same, and then
             # all of it was read: from its begin whole queues would come twice.
             text += f", or the topic was deleted and made again, and what it has below {queue.high} is not read"
-        if self.fail_on_data_loss:
-            raise self._error(f"{text}; {_REMEDY} from {queue.high}", key, queue.high, offset)
         # These were read: nothing is lost to this stream, but what is stored from here on is read.
-        self._count(key, text, 0)
+        self._lose(key, text, f"{_REMEDY} from {queue.high}", queue.high, offset)
         return queue.high
 
     def _reason(self, state: BrokerState) -> str:
@@ -106,10 +95,7 @@ class Continuity:
             f"broker {state.broker!r} has another store than when the checkpoint was written ({state.store_id}, not "
             f"{store_id}): its folder was replaced, so offsets name other messages"
         )
-        key = QueueKey.of_log(state.broker)
-        if self.fail_on_data_loss:
-            raise self._error(f"{text}; {_REMEDY} with all that is there", key, 0, 0)
-        self._count(key, text, 0)
+        self._lose(QueueKey.of_log(state.broker), text, f"{_REMEDY} with all that is there")
 
     def has_other_store(self, state: BrokerState) -> bool:
         """Return whether a broker has another store than when the position was written."""
@@ -127,23 +113,22 @@ class Continuity:
             f"{key} is not among the topic's read queues any more (readQueueNums was lowered), "
             f"and its offsets {offset} to {high} were not read yet"
         )
-        if self.fail_on_data_loss:
-            raise self._error(f"{text}; raise readQueueNums again, or {_REMEDY} without them", key, offset, high)
-        self._count(key, text, high - offset)
+        self._lose(key, text, f"raise readQueueNums again, or {_REMEDY} without them", offset, high, high - offset)
         return high
 
     def topic_gone(self, topic: str, broker: str) -> None:
         """A topic that was read is not there any more. Raises: as ``next_offset``."""
         text = f"topic {topic!r} of broker {broker!r} was deleted since the checkpoint was written"
-        key = QueueKey(topic, broker, -1)
+        self._lose(QueueKey(topic, broker, -1), text, f"{_REMEDY} without it, or begin a new checkpoint")
+
+    def _lose(self, key: QueueKey, text: str, remedy: str = "", first: int = 0, end: int = 0, lost: int = 0) -> None:
+        """Count a loss and go on.
+
+        Raises:
+            DataLossError: it is an error.
+        """
         if self.fail_on_data_loss:
-            raise self._error(f"{text}; {_REMEDY} without it, or begin a new checkpoint", key, 0, 0)
-        self._count(key, text, 0)
-
-    def _error(self, text: str, key: QueueKey, first_offset: int, end_offset: int) -> DataLossError:
-        return DataLossError(text, **key._asdict(), first_offset=first_offset, end_offset=end_offset)
-
-    def _count(self, key: QueueKey, text: str, lost: int) -> None:
+            raise DataLossError(f"{text}; {remedy}", **key._asdict(), first_offset=first, end_offset=end)
         lost = lost if key.topic else 0  # of a log nobody knows how many messages they were
         self.lost += lost
         logger.warning("stream goes on over a loss messages=%d what=%s", lost, text)

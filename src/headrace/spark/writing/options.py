@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import ConfigError
 from headrace.settings.units import parse_duration_ms, parse_size
+from headrace.spark.options import option, spelled
 from headrace.spark.schema import suggest
 from headrace.spark.writing.encode import ROLE_NAMES
 from headrace.spark.writing.route import require_topic
@@ -52,98 +53,6 @@ _HINTS: Final = {
     "kafka.bootstrap.servers": "registries are named by servers",
     "kafka": "there is no Kafka client behind this format, and nothing of it to be set",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """Everything a writer is told. ``parse`` checks it."""
-
-    servers: str
-    """Addresses of registries, ``host:9876``, several parted by ``;`` or ``,``. Required."""
-
-    topic: str | None = None
-    """Topic of all rows; overrides the column topic."""
-
-    producer_group: str = "spark_sink"
-    """Name under which the broker sees the writer."""
-
-    semantics: str = IDEMPOTENT
-    """idempotent, transactional or at-least-once."""
-
-    key_column: str | None = None
-    """Column by which duplicates are known, for rows that do not come in the same order when they are written again."""
-
-    batch_bytes: int = 1 << 20
-    """Bytes of one request."""
-
-    max_in_flight: int = 8
-    """Requests to a broker that may be unanswered."""
-
-    send_timeout_ms: int = 10_000
-    """How long one request may take."""
-
-    retries: int = 3
-    """How often a request is tried again, with pauses of 0.5, 1, 2, 4 and then 8 s, before the task fails."""
-
-    ack: str = STORED
-    """When a message counts as written: stored (as the broker's durability level has it), flushed, replicated."""
-
-    txn_id: str | None = None
-    """Identity of the write: by default the query's id, for a batch one of its own."""
-
-    epoch: int | None = None
-    """Number of a batch write within txnId; a lower or equal one is a repetition."""
-
-    extra_columns: str = "error"
-    """What becomes of columns that mean nothing here: error, properties (of their names), ignore."""
-
-    max_message_bytes: int = MAX_REQUEST_BYTES
-    """A longer body is an error; the broker's own limit is remoting.max_message_bytes."""
-
-    access_key: str | None = None
-    """Who writes, where the broker asks."""
-
-    secret_key: str | None = field(default=None, repr=False)
-    """What proves it; better in auth.secretKeyFile or auth.secretKeyEnv."""
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Read the options as Spark hands them over: names in any case, values as text.
-
-        Raises:
-            ConfigError: one is unknown or wrong, or a required one is missing.
-        """
-        given: dict[str, str] = {}
-        for name, value in options.items():
-            if name.lower() in _BY_SPARK:
-                continue
-            known = _NAMES.get(name.lower())
-            if known is None:
-                hint = _HINTS.get(name.lower()) or _HINTS.get(name.lower().partition(".")[0])
-                more = f": {hint}" if hint else f"{suggest(name, _OPTIONS)}; there are {', '.join(_OPTIONS)}"
-                raise ConfigError(f"unknown option {name!r} for writing{more}", key=name)
-            given[known] = value.strip()
-        if not given.get("servers"):
-            hint = "" if given else f"; {TABLE_REMEDY}"
-            raise ConfigError(f"option servers is missing: name a registry, host:9876{hint}", key="servers")
-        if sum(name.startswith(_SECRET) for name in given) > 1:
-            raise ConfigError("auth.secretKey, auth.secretKeyFile and auth.secretKeyEnv say one thing: use one of them")
-        made = cls(**{_field_of(name): _OPTIONS[name](name, value) for name, value in given.items()})
-        made._check()
-        return made
-
-    def _check(self) -> None:
-        """Check what options mean to each other."""
-        if self.topic is not None:
-            require_topic(self.topic)
-        if bool(self.access_key) != bool(self.secret_key):
-            raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
-        if self.key_column is not None and self.semantics != IDEMPOTENT:
-            raise ConfigError(
-                f"keyColumn belongs to semantics=idempotent, not to {self.semantics}: a column unique_key only names "
-                "messages",
-                key="keyColumn",
-            )
 
 
 # -- reading values ----------------------------------------------------------------------------------------------------
@@ -232,37 +141,111 @@ def _secret_variable(name: str, value: str) -> str:
     return _secret(name, os.environ.get(value, ""))
 
 
-_OPTIONS: Final[Mapping[str, Any]] = {
-    "servers": _required,
-    "topic": _required,
-    "semantics": _semantics,
-    "keyColumn": _required,
-    "ack": _ack,
-    "txnId": _txn,
-    "epoch": _number(0, MAX_I64),
-    "extraColumns": _one_of(*EXTRA_COLUMNS),
-    "producerGroup": _required,
-    "batchBytes": _number(1024, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 1MiB,"),
-    "maxInFlight": _number(1, 64),
-    "sendTimeoutMs": _number(100, 3_600_000, parse_duration_ms, "milliseconds, or as 10s,"),
-    "retries": _number(0, 1000),
-    "maxMessageBytes": _number(1, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 4MiB,"),
-    "auth.accessKey": _text,
-    "auth.secretKey": _secret,
-    "auth.secretKeyFile": _secret_file,
-    "auth.secretKeyEnv": _secret_variable,
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Everything a writer is told. ``parse`` checks it."""
+
+    servers: str = option(_required, "")
+    """Addresses of registries, ``host:9876``, several parted by ``;`` or ``,``. Required."""
+
+    topic: str | None = option(_required, None)
+    """Topic of all rows; overrides the column topic."""
+
+    semantics: str = option(_semantics, IDEMPOTENT)
+    """idempotent, transactional or at-least-once."""
+
+    key_column: str | None = option(_required, None)
+    """Column by which duplicates are known, for rows that do not come in the same order when they are written again."""
+
+    ack: str = option(_ack, STORED)
+    """When a message counts as written: stored (as the broker's durability level has it), flushed, replicated."""
+
+    txn_id: str | None = option(_txn, None)
+    """Identity of the write: by default the query's id, for a batch one of its own."""
+
+    epoch: int | None = option(_number(0, MAX_I64), None)
+    """Number of a batch write within txnId; a lower or equal one is a repetition."""
+
+    extra_columns: str = option(_one_of(*EXTRA_COLUMNS), "error")
+    """What becomes of columns that mean nothing here: error, properties (of their names), ignore."""
+
+    producer_group: str = option(_required, "spark_sink")
+    """Name under which the broker sees the writer."""
+
+    batch_bytes: int = option(_number(1024, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 1MiB,"), 1 << 20)
+    """Bytes of one request."""
+
+    max_in_flight: int = option(_number(1, 64), 8)
+    """Requests to a broker that may be unanswered."""
+
+    send_timeout_ms: int = option(_number(100, 3_600_000, parse_duration_ms, "milliseconds, or as 10s,"), 10_000)
+    """How long one request may take."""
+
+    retries: int = option(_number(0, 1000), 3)
+    """How often a request is tried again, with pauses of 0.5, 1, 2, 4 and then 8 s, before the task fails."""
+
+    max_message_bytes: int = option(
+        _number(1, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 4MiB,"), MAX_REQUEST_BYTES
+    )
+    """A longer body is an error; the broker's own limit is remoting.max_message_bytes."""
+
+    access_key: str | None = None
+    """Who writes, where the broker asks."""
+
+    secret_key: str | None = field(default=None, repr=False)
+    """What proves it; better in auth.secretKeyFile or auth.secretKeyEnv."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Read the options as Spark hands them over: names in any case, values as text.
+
+        Raises:
+            ConfigError: one is unknown or wrong, or a required one is missing.
+        """
+        given: dict[str, str] = {}
+        for name, value in options.items():
+            if name.lower() in _BY_SPARK:
+                continue
+            known = _NAMES.get(name.lower())
+            if known is None:
+                hint = _HINTS.get(name.lower()) or _HINTS.get(name.lower().partition(".")[0])
+                more = f": {hint}" if hint else f"{suggest(name, _OPTIONS)}; there are {', '.join(_OPTIONS)}"
+                raise ConfigError(f"unknown option {name!r} for writing{more}", key=name)
+            given[known] = value.strip()
+        if not given.get("servers"):
+            hint = "" if given else f"; {TABLE_REMEDY}"
+            raise ConfigError(f"option servers is missing: name a registry, host:9876{hint}", key="servers")
+        if sum(name.startswith(_SECRET) for name in given) > 1:
+            raise ConfigError("auth.secretKey, auth.secretKeyFile and auth.secretKeyEnv say one thing: use one of them")
+        made = cls(**{_OPTIONS[name][0]: _OPTIONS[name][1](name, value) for name, value in given.items()})
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        """Check what options mean to each other."""
+        if self.topic is not None:
+            require_topic(self.topic)
+        if bool(self.access_key) != bool(self.secret_key):
+            raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
+        if self.key_column is not None and self.semantics != IDEMPOTENT:
+            raise ConfigError(
+                f"keyColumn belongs to semantics=idempotent, not to {self.semantics}: a column unique_key only names "
+                "messages",
+                key="keyColumn",
+            )
+
+
+_OPTIONS: Final[Mapping[str, tuple[str, Any]]] = {
+    **{spelled(each.name): (each.name, each.metadata["parse"]) for each in fields(WriteOptions) if each.metadata},
+    "auth.accessKey": ("access_key", _text),
+    "auth.secretKey": ("secret_key", _secret),
+    "auth.secretKeyFile": ("secret_key", _secret_file),
+    "auth.secretKeyEnv": ("secret_key", _secret_variable),
 }
-"""Every option as documents spell it, and what reads its value. Texts of errors never have the secret."""
+"""Every option as documents spell it, the field that it sets, and what reads its value."""
 _NAMES: Final = {name.lower(): name for name in _OPTIONS}
 _SECRET: Final = "auth.secretKey"
 """How the options begin that give the secret key."""
-
-
-def _field_of(name: str) -> str:
-    """Return the field that an option sets."""
-    if name.startswith(_SECRET):
-        return "secret_key"
-    return "".join("_" + letter.lower() if letter.isupper() else letter for letter in name.removeprefix("auth."))
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
