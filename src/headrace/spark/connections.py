@@ -6,13 +6,11 @@ Each thread has its own: a driver may run jobs beside each other, and a ``Cluste
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.errors import ConfigError
 from headrace.remoting.blocking import Cluster
-
-if TYPE_CHECKING:
-    from headrace.spark.scan import ServersSource
+from headrace.spark.scan import ServersSource
 
 MAX_CLUSTERS: Final = 16
 """Kept by a thread."""

@@ -9,18 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.errors import RemotingRefusedError
 from headrace.remoting.blocking import BlockingClient, Cluster, Pulled, read_queue_request, require
+from headrace.remoting.codec import Command
 from headrace.remoting.codes import ResponseCode
 from headrace.spark import connections
 from headrace.spark.errors import REMOVED, DataLossError
 from headrace.spark.retry import MAY_PASS, Retry
-
-if TYPE_CHECKING:
-    from headrace.remoting.codec import Command
-    from headrace.spark.scan import ServersSource
+from headrace.spark.scan import ServersSource
 
 logger = logging.getLogger(__name__)
 

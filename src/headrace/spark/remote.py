@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from headrace.errors import (
     ClientError,
@@ -30,13 +30,11 @@ from headrace.remoting.blocking import Cluster, read_queue_request, require
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.spark import connections
 from headrace.spark.errors import REGISTRY, BrokerGoneError
+from headrace.spark.files import LogExtent
+from headrace.spark.options import ReadOptions
 from headrace.spark.retry import T, insist
+from headrace.spark.scan import ServersSource
 from headrace.spark.streams.positions import QueueKey
-
-if TYPE_CHECKING:
-    from headrace.spark.files import LogExtent
-    from headrace.spark.options import ReadOptions
-    from headrace.spark.scan import ServersSource
 
 logger = logging.getLogger(__name__)
 

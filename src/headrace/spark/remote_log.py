@@ -7,20 +7,18 @@ where it has come to.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.remoting.blocking import read_log_request, require
+from headrace.remoting.codec import Command
 from headrace.remoting.codes import ResponseCode
 from headrace.spark import connections
 from headrace.spark.errors import REGISTRY, DataLossError
 from headrace.spark.files import LogExtent
 from headrace.spark.remote import OVERRUN_BYTES, ask_state, missing_of, no_log_reads
 from headrace.spark.retry import MAY_PASS, Retry, insist
-
-if TYPE_CHECKING:
-    from headrace.remoting.codec import Command
-    from headrace.spark.scan import ServersSource
+from headrace.spark.scan import ServersSource
 
 
 def log_extents(source: ServersSource) -> list[LogExtent]:

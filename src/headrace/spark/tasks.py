@@ -15,19 +15,17 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.cloudpickle import dumps
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
 from headrace.errors import ConfigError
 from headrace.spark.workers import settle_worker
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 FORMAT: Final = "headrace_tasks"
 _TASKS_PER_CORE: Final = 2

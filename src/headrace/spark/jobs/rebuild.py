@@ -124,7 +124,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
                 rebuild.check()
                 rebuild.swap()
         except BaseException:
-            shutil.rmtree(rebuild.target, ignore_errors=True)
+            rebuild.give_up()
             raise
     if is_open:
         summary.notes.append("a broker has the store open: the new files end where its log did when this began")
@@ -273,6 +273,10 @@ class Rebuild:
             write_side_file(self._new_note, "index", FORMAT_VERSION, note)
 
     # -- the end ----------------------------------------------------------------------------------------------------
+
+    def give_up(self) -> None:
+        """Remove everything that was made."""
+        shutil.rmtree(self.target, ignore_errors=True)
 
     def check(self) -> None:
         """Hold the new queues against the log.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.errors import ClientError, ConnectionLostError, RequestTimeoutError
 from headrace.format import fastjson
+from headrace.remoting.blocking import BlockingClient
+from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode, ResponseCode, response_name
 from headrace.spark.connections import cluster_of
 from headrace.spark.errors import ExtensionMissingError
@@ -16,10 +18,6 @@ from headrace.spark.writing.options import TRANSACTIONAL
 from headrace.spark.writing.partition_writer import Written
 from headrace.spark.writing.plan import WritePlan, patiently, servers_of
 from headrace.spark.writing.send import PASSING
-
-if TYPE_CHECKING:
-    from headrace.remoting.blocking import BlockingClient
-    from headrace.remoting.codec import Command
 
 logger = logging.getLogger(__name__)
 

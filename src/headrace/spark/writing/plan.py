@@ -7,7 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
+
+from pyspark.sql.types import StructType
 
 from headrace.errors import ConfigError, ConnectionLostError, InternalError, RequestTimeoutError
 from headrace.remoting.blocking import Cluster
@@ -28,10 +30,6 @@ from headrace.spark.writing.options import (
 )
 from headrace.spark.writing.route import TopicRoute, find_route, home_broker
 from headrace.spark.writing.send import FIRST_PAUSE_S, LONGEST_PAUSE_S
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
 
 logger = logging.getLogger(__name__)
 

@@ -21,16 +21,13 @@ import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.errors import ConfigError, ConnectionLostError, RequestTimeoutError, RouteNotFoundError
 from headrace.format.names import MAX_TOPIC_BYTES, RESERVED_PREFIX
-from headrace.remoting.blocking import MASTER, Route
+from headrace.remoting.blocking import MASTER, Cluster, Route
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.spark.writing.encode import sharding_hash
-
-if TYPE_CHECKING:
-    from headrace.remoting.blocking import Cluster
 
 logger = logging.getLogger(__name__)
 

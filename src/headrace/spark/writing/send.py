@@ -16,15 +16,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.errors import ClientError, ConnectionLostError, RequestTimeoutError
+from headrace.remoting.blocking import BlockingClient, Cluster
+from headrace.remoting.codec import Command
 from headrace.remoting.codes import ResponseCode, response_name
 from headrace.spark.errors import ExtensionMissingError, WriteFailedError
-
-if TYPE_CHECKING:
-    from headrace.remoting.blocking import BlockingClient, Cluster
-    from headrace.remoting.codec import Command
 
 logger = logging.getLogger(__name__)
 

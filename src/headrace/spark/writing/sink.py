@@ -18,11 +18,13 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from headrace.errors import ConfigError, InternalError
 from headrace.spark.workers import settle_worker
@@ -30,11 +32,6 @@ from headrace.spark.writing.end import end_write
 from headrace.spark.writing.options import AT_LEAST_ONCE, WriteColumns, WriteOptions
 from headrace.spark.writing.partition_writer import PartitionWriter, Written
 from headrace.spark.writing.plan import WritePlan, is_numbered, plan_write
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
-
 
 logger = logging.getLogger(__name__)
 
