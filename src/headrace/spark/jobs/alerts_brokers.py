@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
+from headrace.spark.jobs.alerts import Config
 from headrace.spark.jobs.alerts_series import MINUTE_MS, Vector, silences
 from headrace.spark.jobs.config import show_time
 from headrace.spark.jobs.summary import count_of
-
-if TYPE_CHECKING:
-    from headrace.spark.jobs.alerts import Config
 
 GONE_RULE: Final = "broker_gone"
 _USUAL: Final = 0.5

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from headrace.errors import HeadraceError
 from headrace.format.side_file import sync_folder
 from headrace.spark.jobs import alerts_model, stats_tables
+from headrace.spark.jobs.alerts import Config
 from headrace.spark.jobs.alerts_brokers import silent_brokers
 from headrace.spark.jobs.alerts_series import (
     COUNTS,
@@ -43,9 +44,6 @@ from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import publish
 from headrace.spark.jobs.stats_placing import mark_of
 from headrace.spark.jobs.summary import Summary, Table
-
-if TYPE_CHECKING:
-    from headrace.spark.jobs.alerts import Config
 
 logger = logging.getLogger(__name__)
 

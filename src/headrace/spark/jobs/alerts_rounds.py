@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
 from headrace.spark.jobs import stats_tables
+from headrace.spark.jobs.alerts import Config
 from headrace.spark.jobs.alerts_brokers import KnownBrokers
 from headrace.spark.jobs.alerts_looking import look_once, show_alerts, write_found
 from headrace.spark.jobs.alerts_model import require_own
@@ -28,9 +29,6 @@ from headrace.spark.jobs.summary import FAILED, Summary, count_of
 from headrace.spark.jobs.table import is_java_gone
 from headrace.spark.jobs.target import require_outside
 from headrace.spark.scan import ServersSource
-
-if TYPE_CHECKING:
-    from headrace.spark.jobs.alerts import Config
 
 logger = logging.getLogger(__name__)
 

@@ -17,15 +17,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from headrace.spark.jobs.alerts import Config
 from headrace.spark.jobs.summary import count_of
-
-if TYPE_CHECKING:
-    from headrace.spark.jobs.alerts import Config
 
 MINUTE_MS: Final = 60_000
 DAY: Final = 1_440

@@ -10,20 +10,17 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.format.names import STATISTICS_TOPIC
+from headrace.spark.jobs.config import JobConfig
 from headrace.spark.jobs.summary import Summary, count_of
 from headrace.spark.scan import LogSplit, read_split
 from headrace.spark.times import FIRST_MS, LAST_MS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from headrace.spark.jobs.config import JobConfig
 
 VERSION: Final = 1
 MINUTE_MS: Final = 60_000

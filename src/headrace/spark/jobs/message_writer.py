@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from headrace.errors import InvalidRowError
 from headrace.spark.errors import UnsendableError
 from headrace.spark.jobs.publishing import MAX_LISTED
 from headrace.spark.writing.partition_writer import PartitionWriter
+from headrace.spark.writing.plan import WritePlan
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from headrace.spark.writing.encode import Sealed
-    from headrace.spark.writing.plan import WritePlan
 
 
 class MessageWriter(PartitionWriter):

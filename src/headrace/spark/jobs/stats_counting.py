@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
+from headrace.spark.files import LogExtent
 from headrace.spark.jobs import stats_placing, stats_tables
 from headrace.spark.jobs.broker_counts import broker_counts, note_uncounted
 from headrace.spark.jobs.config import show_time
@@ -27,7 +28,7 @@ from headrace.spark.jobs.log_rows import (
 )
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.spark_settings import settings_of
-from headrace.spark.jobs.stats import HOUR_MS, REPORT
+from headrace.spark.jobs.stats import HOUR_MS, REPORT, Config
 from headrace.spark.jobs.stats_merge import SUMS, UNCOUNTED, fold
 from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
 from headrace.spark.jobs.stats_tables import BrokerHour
@@ -35,10 +36,6 @@ from headrace.spark.jobs.summary import Summary, Table, count_of
 from headrace.spark.jobs.target import require_outside
 from headrace.spark.scan import LogSplit, plan_log, read_split
 from headrace.spark.tasks import parallelism, run_in_tasks
-
-if TYPE_CHECKING:
-    from headrace.spark.files import LogExtent
-    from headrace.spark.jobs.stats import Config
 
 _LAST_HOUR: Final = "9999-12-3123"
 """Behind every hour that there is, as ``_hour`` writes them."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
@@ -20,9 +21,6 @@ from headrace.spark.jobs import stats_tables
 from headrace.spark.jobs.stats_merge import fold, quantiles
 from headrace.spark.jobs.stats_partials import LATENCY_BOUNDS_MS, SIZE_BOUNDS
 from headrace.spark.jobs.stats_plots import Series, bars, lines
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MAX_POINTS: Final = 800
 """Points in time of a plot; with more the next longer span is drawn."""

@@ -21,7 +21,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its usual name
@@ -29,15 +29,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType
 
 from headrace.errors import ConfigError
+from headrace.spark.files import LogExtent
 from headrace.spark.jobs.folder import EVERY_FILE, read_path
 from headrace.spark.jobs.manifest import write_json
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.stats_merge import DIMENSIONS, SCHEMA, TABLE_SCHEMA, finish, merge_sorted
 from headrace.spark.jobs.stats_placing import PARTITIONS, put_in_place
 from headrace.spark.jobs.target import NEW, TIMES, write_beside
-
-if TYPE_CHECKING:
-    from headrace.spark.files import LogExtent
 
 SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.useLargeVarTypes": "false", **TIMES,

@@ -11,7 +11,7 @@ import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError
 from headrace.format import findings
@@ -29,6 +29,7 @@ from headrace.spark.files import LogExtent
 from headrace.spark.jobs.findings import Findings
 from headrace.spark.jobs.lost_ranges import LostRange, LostRanges
 from headrace.spark.jobs.summary import count_of
+from headrace.spark.jobs.verify import Config
 from headrace.spark.jobs.verify_log import LogTask
 from headrace.spark.jobs.verify_queues import QueueCheck
 from headrace.spark.jobs.views import (
@@ -38,9 +39,6 @@ from headrace.spark.jobs.views import (
     QueueFiles,
 )
 from headrace.spark.scan import ServersSource, StoreSource, plan_log
-
-if TYPE_CHECKING:
-    from headrace.spark.jobs.verify import Config
 
 PEEK_BYTES: Final = 8 << 20
 
