@@ -245,17 +245,15 @@ class StoreFiles:
                 yield at, data[at - first : at - first + size]
                 at += size
             if at < end:
-                raise self._cut_off(first, len(data), at, end)
-
-    def _cut_off(self, first: int, size: int, lost: int, end: int) -> DataLossError:
-        """Return what to say of a file of the log that ends before it must, as one whose copying was not finished."""
-        return DataLossError(
-            f"{self._folder / segment_name(first)} is {size} bytes long instead of {self.segment_bytes}: physical "
-            f"offsets {lost} to {end} of broker {self.broker!r} are gone; failOnDataLoss=false goes on without them",
-            broker=self.broker,
-            first_offset=lost,
-            end_offset=end,
-        )
+                # As a file whose copying was not finished.
+                raise DataLossError(
+                    f"{self._folder / segment_name(first)} is {len(data)} bytes long instead of {self.segment_bytes}: "
+                    f"physical offsets {at} to {end} of broker {self.broker!r} are gone; failOnDataLoss=false goes on "
+                    "without them",
+                    broker=self.broker,
+                    first_offset=at,
+                    end_offset=end,
+                )
 
 
 _last_records: Final[dict[str, tuple[int, int]]] = {}

@@ -325,3 +325,17 @@ def quiet_logging() -> dict[str, str]:
 def is_submitted() -> bool:
     """Whether ``spark-submit`` started this process: master, Java and settings are then its business."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+@contextmanager
+def settings_of(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Have a session, whosever it is, work as a job needs it for a while."""
+    before = {key: spark.conf.get(key) for key in wanted}
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, known in before.items():
+            if known is not None:
+                spark.conf.set(key, known)

@@ -57,7 +57,7 @@ def run_in_tasks(
     mapped = to_arrow_schema(wanted, timezone="UTC")
     if mapped != schema.remove_metadata():
         raise ConfigError(f"Spark takes batches as {mapped.to_string()}, not {schema.to_string()}", key="schema")
-    of_tasks = _share(items, tasks_for(spark, len(items)) if tasks is None else tasks)
+    of_tasks = _share(spark, items, tasks)
     payload = base64.b64encode(_dumps((of_tasks, work, wanted))).decode()
     spark.dataSource.register(TaskSource)
     return spark.read.format(FORMAT).option(_OPTION, payload).load()
@@ -80,15 +80,16 @@ def collect_from_tasks(
         return []
     if parallelism(spark) is None:
         return [row.asDict() for row in run_in_tasks(spark, items, work, schema, tasks=tasks).collect()]
-    of_tasks = _share(items, tasks_for(spark, len(items)) if tasks is None else tasks)
+    of_tasks = _share(spark, items, tasks)
     # Not as the RDD's elements: those lie in a file for a while, and items may hold access keys. Only what takes more
     # than 1 MiB (thousands of items) does so here, in a file that none but this user may read.
     do = partial(_rows_of, of_tasks=[_dumps(share) for share in of_tasks], work=work)
     return spark.sparkContext.parallelize(range(len(of_tasks)), len(of_tasks)).flatMap(do).collect()
 
 
-def _share(items: Sequence[Any], tasks: int) -> list[list[Any]]:
+def _share(spark: SparkSession, items: Sequence[Any], tasks: int | None) -> list[list[Any]]:
     """Return the items of each task: neighbours, about as many for each."""
+    tasks = tasks_for(spark, len(items)) if tasks is None else tasks
     bounds = [number * len(items) // tasks for number in range(tasks + 1)] if tasks else [0]
     return [list(items[first:end]) for first, end in pairwise(bounds)]
 

@@ -24,11 +24,11 @@ from headrace.spark.jobs.failure import JobFailedError, explain
 from headrace.spark.jobs.folder import make_folder
 from headrace.spark.jobs.log_rows import note_damage
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.spark_settings import settings_of
 from headrace.spark.jobs.summary import FAILED, Summary, count_of
 from headrace.spark.jobs.table import is_java_gone
 from headrace.spark.jobs.target import require_outside
 from headrace.spark.scan import ServersSource
+from headrace.spark.session import settings_of
 
 logger = logging.getLogger(__name__)
 

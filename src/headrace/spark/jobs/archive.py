@@ -344,10 +344,7 @@ def describe_run(
         "archived_messages": manifest.rows,
         "archived_files": len(manifest.files),
     }
-    counts: dict[str, int] = {}
-    for file in files:
-        for topic, rows in file.topics.items():
-            counts[topic] = counts.get(topic, 0) + rows
+    counts = Manifest(config.to, [epoch] if epoch else []).topics
     if files:
         summary.facts["oldest"] = show_time(min(file.min_ts for file in files))
         summary.facts["newest"] = show_time(max(file.max_ts for file in files))

@@ -96,6 +96,8 @@ def make_plan(source: Source, config: Config, manifest: Manifest, *, at_once: in
         DataLossError: what comes next is gone, and ``on_data_loss`` does not say to go on.
         ArchiveError: the plan is damaged.
     """
+    from headrace.spark.jobs.cut_source import CutSource  # noqa: PLC0415  # needs pyarrow
+
     selection = config.selection
     left = read_plan(config.to)
     if left is not None and left.epoch != len(manifest.epochs) + 1:
@@ -103,7 +105,11 @@ def make_plan(source: Source, config: Config, manifest: Manifest, *, at_once: in
     held = left.selection if left is not None else manifest.selection
     if held is not None:
         refuse_other(selection, held, config.to)
-    extents = {extent.broker: on_disk(source, extent) for extent in source.extents()}
+    # Without what files of a store's log lack that are too short.
+    extents = {
+        extent.broker: source.on_disk(extent) if isinstance(source, CutSource) else extent
+        for extent in source.extents()
+    }
     store_ids = manifest.store_ids | (dict(left.store_ids) if left is not None else {})
     refuse_other_stores(extents, manifest.ends, store_ids, config.to)
     if left is not None:
@@ -184,13 +190,6 @@ def plan_splits(
         taken[split.broker] = before + split.size_bytes
         chosen.append(split)
     return chosen
-
-
-def on_disk(source: Source, extent: LogExtent) -> LogExtent:
-    """Return an extent without what files of a store's log lack that are too short."""
-    from headrace.spark.jobs.cut_source import CutSource  # noqa: PLC0415  # needs pyarrow
-
-    return source.on_disk(extent) if isinstance(source, CutSource) else extent
 
 
 def voids_of(extent: LogExtent) -> list[tuple[int, int]]:

@@ -23,9 +23,9 @@ from headrace.spark.jobs.log_rows import note_damage, plan_between, require_topi
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import born, closed_topics, name_of, publish, summarise_skipped
 from headrace.spark.jobs.search import show_body
-from headrace.spark.jobs.spark_settings import settings_of
 from headrace.spark.jobs.summary import Summary, Table, count_of
 from headrace.spark.jobs.target import hold_target, replace_folder
+from headrace.spark.session import settings_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -82,52 +82,47 @@ def run(spark: SparkSession, config: Config) -> Summary:
         FolderBusyError: another run writes to one of the folders.
         HeadraceError: the messages cannot be read or written.
     """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
+
     summary = Summary(job="dedup", dry_run=config.dry_run)
     with (
         hold_target(config.to, "to", dry_run=config.dry_run),
         hold_target(config.report, "report", dry_run=config.dry_run),
     ):
-        _compact(spark, config, summary)
-    return summary
-
-
-def _compact(spark: SparkSession, config: Config, summary: Summary) -> None:
-    """Do it, and fill in the summary. Raises: as ``run``."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
-    phase("looking for duplicates")
-    places = plan_messages(spark, config, summary)
-    keyed = read_messages(spark, config, places, ("topic", config.by, *PLACE)).withColumnRenamed(config.by, "key")
-    counted = groups_of(keyed).persist()
-    try:
-        _summarise(counted, keyed, config, summary)
-        if config.dry_run:
-            return
-        if config.to is not None:
-            _require_folders(counted, config.to)
-        if config.report is not None:
-            replace_folder(duplicates(counted), config.report)
-            summary.facts["report"] = str(config.report)
-        if config.to is not None or config.to_topic:
-            phase("writing each key once")
-            kept = compacted(read_messages(spark, config, places, CONTENT), counted, config)
+        phase("looking for duplicates")
+        places = plan_messages(spark, config, summary)
+        keyed = read_messages(spark, config, places, ("topic", config.by, *PLACE)).withColumnRenamed(config.by, "key")
+        counted = groups_of(keyed).persist()
+        try:
+            _summarise(counted, keyed, config, summary)
+            if config.dry_run:
+                return summary
             if config.to is not None:
-                # The day in UTC, whatever time zone the session has.
-                day = F.date_from_unix_date(F.floor(F.unix_micros("store_ts") / DAY_US).cast("int"))
-                replace_folder(kept.withColumn("dt", day), config.to, "topic", "dt")
-                summary.facts["to"] = str(config.to)
-            if config.to_topic:
-                answers = publish(
-                    as_messages(kept, config), config, txn=_identity(config), topic=config.to_topic,
-                    named_by="message", skip_unsendable=config.skip_unsendable,
-                )  # fmt: skip
-                summarise_skipped(summary, answers)
-                summary.facts["to_topic"] = config.to_topic
-                summary.facts["sent"] = sum(answer["stored"] for answer in answers)
-            summary.facts["kept_messages"] = summary.facts["messages"] - summary.facts["surplus"]
-    finally:
-        counted.unpersist()
-        note_damage(summary)
+                _require_folders(counted, config.to)
+            if config.report is not None:
+                replace_folder(duplicates(counted), config.report)
+                summary.facts["report"] = str(config.report)
+            if config.to is not None or config.to_topic:
+                phase("writing each key once")
+                kept = compacted(read_messages(spark, config, places, CONTENT), counted, config)
+                if config.to is not None:
+                    # The day in UTC, whatever time zone the session has.
+                    day = F.date_from_unix_date(F.floor(F.unix_micros("store_ts") / DAY_US).cast("int"))
+                    replace_folder(kept.withColumn("dt", day), config.to, "topic", "dt")
+                    summary.facts["to"] = str(config.to)
+                if config.to_topic:
+                    answers = publish(
+                        as_messages(kept, config), config, txn=_identity(config), topic=config.to_topic,
+                        named_by="message", skip_unsendable=config.skip_unsendable,
+                    )  # fmt: skip
+                    summarise_skipped(summary, answers)
+                    summary.facts["to_topic"] = config.to_topic
+                    summary.facts["sent"] = sum(answer["stored"] for answer in answers)
+                summary.facts["kept_messages"] = summary.facts["messages"] - summary.facts["surplus"]
+        finally:
+            counted.unpersist()
+            note_damage(summary)
+    return summary
 
 
 def plan_messages(spark: SparkSession, config: Config, summary: Summary) -> list[LogSplit] | list[str]:

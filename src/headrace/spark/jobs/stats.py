@@ -63,6 +63,4 @@ def run(spark: SparkSession, config: Config) -> Summary:
     """
     from headrace.spark.jobs.stats_counting import count_log  # noqa: PLC0415  # needs pyarrow
 
-    summary = Summary(job="stats", dry_run=config.dry_run)
-    count_log(spark, config, summary)
-    return summary
+    return count_log(spark, config)

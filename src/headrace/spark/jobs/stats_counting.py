@@ -27,7 +27,6 @@ from headrace.spark.jobs.log_rows import (
     watched,
 )
 from headrace.spark.jobs.progress import phase
-from headrace.spark.jobs.spark_settings import settings_of
 from headrace.spark.jobs.stats import HOUR_MS, REPORT, Config
 from headrace.spark.jobs.stats_merge import SUMS, UNCOUNTED, fold
 from headrace.spark.jobs.stats_partials import COLUMNS, SCHEMA, count_batches
@@ -35,14 +34,16 @@ from headrace.spark.jobs.stats_tables import BrokerHour
 from headrace.spark.jobs.summary import Summary, Table, count_of
 from headrace.spark.jobs.target import require_outside
 from headrace.spark.scan import LogSplit, plan_log, read_split
+from headrace.spark.session import settings_of
 from headrace.spark.tasks import parallelism, run_in_tasks
 
 _LAST_HOUR: Final = "9999-12-3123"
 """Behind every hour that there is, as ``_hour`` writes them."""
 
 
-def count_log(spark: SparkSession, config: Config, summary: Summary) -> None:
-    """Count, write the tables, and fill in the summary. Raises: as ``stats.run``."""
+def count_log(spark: SparkSession, config: Config) -> Summary:
+    """Count, write the tables, and say what was counted. Raises: as ``stats.run``."""
+    summary = Summary(job="stats", dry_run=config.dry_run)
     require_outside(config.to, "to")
     stats_placing.require_own(config.to, stats_tables.STORES, *([REPORT] if config.report == "html" else []))
     if not config.dry_run:
@@ -61,6 +62,7 @@ def count_log(spark: SparkSession, config: Config, summary: Summary) -> None:
         with settings_of(spark, stats_tables.SETTINGS):
             _count(spark, splits, extents, stores, config, summary)
     note_damage(summary)
+    return summary
 
 
 def _count(

@@ -63,12 +63,13 @@ def report_data(spark: SparkSession, folder: Path, hours: Sequence[str], *, titl
     table = stats_tables.together(stored, ("time", "topic", "group", "source", "broker")).toArrow()
     hosts = stats_tables.together(stored.where("put_messages > 0"), ("host",)).toArrow()
     seconds = stats_tables.SPANS[span]
-    moments = {_second(row["time"]): row for row in fold(table, ("time",)).to_pylist()}
+    moments = {int(row["time"].timestamp()): row for row in fold(table, ("time",)).to_pylist()}
     axis = list(range(min(moments), max(moments) + 1, seconds))
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (axis[0], axis[-1] + seconds))
     (total,) = fold(table, ()).to_pylist()
     return ReportData(
         title=title,
-        period=_period(axis, seconds),
+        period=f"{first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC",
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         figures=_figures(table, total, hosts),
         plots=_plots(table, moments, axis, total, span),
@@ -97,10 +98,6 @@ def _rows_of(spark: SparkSession, folder: Path, span: str, hours: Sequence[str])
     if span == "day":
         return table.where(F.col("dt").between(hours[0][:10], hours[-1][:10]))
     return table.where(F.concat("dt", "hour").between(hours[0], hours[-1]))
-
-
-def _second(time: datetime) -> int:
-    return int(time.timestamp())
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------
@@ -192,7 +189,7 @@ def _by_name(table: pa.Table, dimension: str, measure: str, axis: Sequence[int],
     for row in fold(table, ("time", "topic", "group", "broker")).to_pylist():
         if row[dimension] and row[measure] is not None:
             values = sums.setdefault(row[dimension], {})
-            at = _second(row["time"])
+            at = int(row["time"].timestamp())
             values[at] = values.get(at, 0) + row[measure]
     totals = {name: sum(values.values()) for name, values in sums.items()}
     names = sorted((name for name in totals if totals[name]), key=lambda name: (-totals[name], name))
@@ -284,11 +281,6 @@ def _put_cells(row: Mapping[str, Any]) -> list[str]:
         count(row["put_per_second_max"]),
         *("-" if value is None else milliseconds(value) for value in latencies),
     ]
-
-
-def _period(axis: Sequence[int], seconds: int) -> str:
-    first, last = (datetime.fromtimestamp(at, UTC) for at in (axis[0], axis[-1] + seconds))
-    return f"{first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC"
 
 
 # -- writing numbers -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from headrace.format.layout import COMMIT_LOG
 from headrace.settings.folder import find_folder_problem
 from headrace.spark.jobs.folder import hold_folder, make_folder
 from headrace.spark.jobs.manifest import FOLDER as ARCHIVE
-from headrace.spark.jobs.spark_settings import settings_of
+from headrace.spark.session import settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -56,7 +56,6 @@ class QueueCheck:
         self._lost = lost
         self._epochs = epochs
         self._queues = queues
-        self._missing: dict[tuple[str, int], list[list[int]]] = {}
 
     def judge(self, results: list[dict[str, Any]]) -> None:
         """Judge what the tasks saw of the queues; ``results`` are in the order of the log."""
@@ -77,9 +76,7 @@ class QueueCheck:
             if self._queues is not None:
                 end = self._queues.extent(topic, queue_id)[1]
                 self._explain(topic, queue_id, queue.next, end, queue.last_offset)
-        for result in results:
-            self._report_entries(result)
-        self._report_missing()
+        self._report_entries(results)
         if self._queues is not None:
             self._check_queue_files(joined)
 
@@ -158,14 +155,14 @@ class QueueCheck:
         stop = self._extent.end if until is None else until
         return any(after < point <= stop for point in points)
 
-    def _report_entries(self, result: dict[str, Any]) -> None:
-        for wrong in result["wrong"]:
-            self._found.add(findings.wrong_entry(**wrong))
-        for missing in result["missing"]:
-            _extend(self._missing.setdefault((missing["topic"], missing["queue_id"]), []), missing["queue_offset"])
-
-    def _report_missing(self) -> None:
-        for (topic, queue_id), found in sorted(self._missing.items()):
+    def _report_entries(self, results: list[dict[str, Any]]) -> None:
+        absent: dict[tuple[str, int], list[list[int]]] = {}
+        for result in results:
+            for wrong in result["wrong"]:
+                self._found.add(findings.wrong_entry(**wrong))
+            for missing in result["missing"]:
+                _extend(absent.setdefault((missing["topic"], missing["queue_id"]), []), missing["queue_offset"])
+        for (topic, queue_id), found in sorted(absent.items()):
             for first, count in found:
                 self._found.add(findings.missing_entries(topic, queue_id, first, count))
 

@@ -70,9 +70,6 @@ class Encoder:
             max_message_bytes: A longer message is an error; all of its 22 fixed bytes, body and properties count.
             held_bytes: All bodies are sealed when they have more together.
             max_body_bytes: The longest plain batch that brokers take: with ``delayed_apart`` a longer row goes alone.
-
-        Raises:
-            ValueError: a role, a name or a bound is none.
         """
 
     @property

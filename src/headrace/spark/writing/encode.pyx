@@ -383,13 +383,6 @@ cdef class Encoder:
         cdef bytes name
         if self.kept is not None:
             raise RuntimeError("an encoder is made once")
-        unknown = set(columns) - set(ROLE_NAMES)
-        if unknown:
-            raise ValueError(f"no such roles: {sorted(unknown)}")
-        if batch_bytes < 1 or not 0 < batch_rows <= 65535 or stored_bytes < 1 or held_bytes < 1:
-            raise ValueError("a bound of a batch is not positive")
-        if not 0 < max_message_bytes <= INT32_MAX // 2:
-            raise ValueError(f"max_message_bytes {max_message_bytes} is not within 1..{INT32_MAX // 2}")
         for index, role in enumerate(ROLE_NAMES):
             self.indexes[index] = columns.get(role, -1)
         self.kept = []
@@ -405,8 +398,6 @@ cdef class Encoder:
                 raise MemoryError("cannot make an encoder")
         for index, (text, position) in enumerate(extras):
             name = text.encode()
-            if not name or b"\x01" in name or b"\x02" in name:
-                raise ValueError(f"{text!r} cannot be the name of a property")
             self.kept.append(name)
             self.extra_names[index].at = <const uint8_t*>PyBytes_AS_STRING(name)
             self.extra_names[index].size = <uint32_t>len(name)

@@ -147,10 +147,12 @@ def _require_no_speculation(is_sequence: bool, speculation: str | None) -> None:
         )
 
 
-def _context() -> TaskContext:
+def _begin_task(plan: WritePlan) -> TaskContext:
+    settle_worker()
     context = TaskContext.get()
     if context is None:
         raise InternalError("write() runs outside of a Spark task")
+    _require_no_speculation(is_numbered(plan.options, plan.columns), context.getLocalProperty(SPECULATION))
     return context
 
 
@@ -164,11 +166,7 @@ class HeadraceWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write one partition, in a task. Raises: as ``PartitionWriter``."""
-        settle_worker()
-        context = _context()
-        _require_no_speculation(
-            is_numbered(self.plan.options, self.plan.columns), context.getLocalProperty(SPECULATION)
-        )
+        context = _begin_task(self.plan)
         return PartitionWriter(self.plan, self.txn, self.epoch, context.partitionId()).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -188,11 +186,7 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write one partition, in a task. Raises: as ``PartitionWriter``."""
-        settle_worker()
-        context = _context()
-        _require_no_speculation(
-            is_numbered(self.plan.options, self.plan.columns), context.getLocalProperty(SPECULATION)
-        )
+        context = _begin_task(self.plan)
         query, epoch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or epoch is None:
             raise InternalError("Spark does not tell a stream's task its query and micro-batch")
