@@ -33,6 +33,11 @@ class _Held:
 
 _HELD: Final[dict[int, _Held]] = {}  # by the descriptor of the lock file
 
+LOCKS: Final = Path("/proc/locks")
+PROCESSES: Final = Path("/proc/self/ns/pid")
+ALL_PROCESSES: Final = 0xEFFFFFFC
+"""Number of the first namespace of processes (PROC_PID_INIT_INO). Others, of containers, show their own locks only."""
+
 
 class LockHeldError(Exception):
     """Another process holds the lock; ``owner`` is its number, empty where the file does not tell.
@@ -151,14 +156,34 @@ def owner_in(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds a lock file, found without trying it: a try could make a start fail."""
+    """Whether a process holds a lock file, found without trying it where it can be: a try could make a start fail."""
     try:
         found = path.stat()
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        lines = LOCKS.read_text(encoding="ascii").splitlines()
     except OSError:
         return _owner_lives(path)
     # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131081 0 EOF"
-    return any(f":{found.st_ino} " in line for line in lines)
+    return any(f":{found.st_ino} " in line for line in lines) or (_is_in_container() and _is_refused(path))
+
+
+def _is_in_container() -> bool:
+    """Whether there may be processes that cannot be seen from here, which hold locks that ``LOCKS`` does not name."""
+    try:
+        return PROCESSES.stat().st_ino != ALL_PROCESSES
+    except OSError:
+        return True
+
+
+def _is_refused(path: Path) -> bool:
+    """Whether a lock that others may share is refused; one that is not is given back at once."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _owner_lives(path: Path) -> bool:

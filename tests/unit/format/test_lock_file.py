@@ -1,0 +1,39 @@
+"""Locks that others hold, as whoever only looks at a store sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.format import lock_file
+from headrace.format.lock_file import is_held, release_lock, take_lock
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return tmp_path / "lock"
+
+
+def test_a_lock_is_seen_while_it_is_held(lock: Path) -> None:
+    assert not is_held(lock)
+    held = take_lock(lock)
+    assert is_held(lock)
+    release_lock(held)
+    assert not is_held(lock)
+
+
+@pytest.mark.parametrize("namespace", ["another", "unknown"])
+def test_a_lock_of_another_container_is_seen(
+    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str
+) -> None:
+    """Two containers with one volume: the system does not show the one the other's locks."""
+    (tmp_path / "locks").write_text("1: POSIX  ADVISORY  WRITE 1 fe:00:1 0 EOF\n")
+    monkeypatch.setattr(lock_file, "LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(lock_file, "PROCESSES", tmp_path / ("locks" if namespace == "another" else "nothing"))
+    held = take_lock(lock)
+    assert is_held(lock)
+    assert is_held(lock)  # the look before has taken nothing
+    release_lock(held)
+    assert not is_held(lock)
+    release_lock(take_lock(lock))  # nor has that one
