@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 import signal
@@ -24,7 +25,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.spark.jobs.config import JobConfig, JobOption, unknown
 from headrace.spark.jobs.progress import Watcher, phase
 from headrace.spark.jobs.summary import Summary, Table, show
-from headrace.spark.jobs.table import JOBS, Job, load_job, run_job
+from headrace.spark.jobs.table import JOBS, Job, load_job, missing_library, run_job
 from headrace.spark.session import is_submitted, quiet_accumulators, session
 
 MAX_ROWS: Final = 50
@@ -141,6 +142,8 @@ def start_job(found: Job, config: JobConfig, master: str | None, conf: Any) -> S
     """Run a job in a Spark session, which ends with it unless it was there before."""
     if master is None and not is_submitted():
         master = LOCAL_MASTER
+    with missing_library(found.name):  # which every job on Spark needs: else some seconds pass before it is told
+        importlib.import_module("pyarrow")
     with ExitStack() as stack:
         stack.enter_context(quiet_py4j())
         watch = stack.enter_context(show_progress(found.name))

@@ -13,11 +13,14 @@ import pyspark.sql.datasource
 from pyspark.sql.types import StructType
 
 import headrace.spark
+from headrace.cli.job import start_job
 from headrace.errors import ConfigError
 from headrace.spark.extras import load_part
+from headrace.spark.jobs.table import JOBS, load_job, missing_library
 from headrace.spark.source import HeadraceDataSource
 
 SOURCE: Any = HeadraceDataSource({})
+NOT_ASKED: Any = None
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,21 @@ def test_another_missing_module_is_not_blamed_on_pyspark(monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, "headrace.spark.writing.sink", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"headrace\.spark\.writing\.plan"):
         load_part("writing.sink", "to write")
+
+
+@pytest.mark.parametrize("name", sorted(name for name, entry in JOBS.items() if entry.needs_spark))
+def test_a_job_says_that_a_library_is_missing_before_spark_starts(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    found = load_job(name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr("headrace.cli.job.session", lambda *_, **__: pytest.fail("Spark is started"))
+    with pytest.raises(
+        ConfigError, match=rf"job {name} needs pyarrow, which is not installed: pip install '.\[spark\]'"
+    ):
+        start_job(found, NOT_ASKED, None, None)
+
+
+@pytest.mark.parametrize("module", ["grpc", "zstandard"])
+def test_the_extra_that_brings_a_library_is_named(module: str) -> None:
+    """Spark Connect needs both."""
+    with pytest.raises(ConfigError, match=r"pip install '.\[connect\]'"), missing_library("stats"):
+        raise ModuleNotFoundError(name=module)

@@ -23,6 +23,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "grpc": "connect",
     "pyiceberg": "iceberg",
     "sqlalchemy": "iceberg",
+    "zstandard": "connect",
     **dict.fromkeys(("google", "jinja2", "matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"), "spark"),
 }
 """Module that may be missing -> the extra of this package that brings it."""
