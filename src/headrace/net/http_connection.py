@@ -4,6 +4,8 @@
   ``EmbeddedServer`` does none of that.
 - uvicorn waits without limit for a first request, for a request's head, and for a peer to read its answer;
   ``BoundedConnection`` gives them a deadline (slow loris).
+- uvicorn accepts one connection in a turn of the loop, and turns are long while NSQ's clients send much;
+  ``EmbeddedServer`` accepts many, as every listener does.
 - uvicorn closes a connection that it refuses at once, and with input unread that resets it: the peer may see the reset
   instead of the answer; ``BoundedConnection`` gives it a moment to read.
 - uvicorn closes a connection whose peer has shut down its sending side, although a complete request waits for its
@@ -21,9 +23,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -36,6 +40,7 @@ from headrace.clock import Clock
 from headrace.net.address import format_address, peer_of
 from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import INCOMPLETE, LEFT, MAX_HEAD_BYTES, TAKEN
+from headrace.net.listener import BACKLOG, accepting_more
 from headrace.net.refusal_log import RefusalLog
 from headrace.net.request_parser import RequestParser
 from headrace.net.unacknowledged import unacknowledged_bytes
@@ -96,6 +101,17 @@ class EmbeddedServer(uvicorn.Server):
         self._grace_seconds = grace_seconds
         self.listening = asyncio.Event()
         self.ending = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and accept many in a turn of the loop, as every listener does; uvicorn's own code accepts one."""
+        loop = asyncio.get_running_loop()
+        protocol: Any = self.config.http_protocol_class
+        make = partial(protocol, config=self.config, server_state=self.server_state, app_state={})
+        self.servers = [
+            await loop.create_server(accepting_more(bound, make), sock=bound, backlog=BACKLOG)
+            for bound in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

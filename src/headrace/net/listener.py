@@ -108,9 +108,7 @@ async def listen(
     bound = bind(where) if isinstance(where, str) else where
     _keep_alive(bound)
     name = bound.getsockname()
-    server = await asyncio.get_running_loop().create_server(
-        _accepting_more(bound, factory), sock=bound, backlog=BACKLOG
-    )
+    server = await asyncio.get_running_loop().create_server(accepting_more(bound, factory), sock=bound, backlog=BACKLOG)
     logger.info("listening protocol=%s address=%s", protocol, format_address(name))
     if isinstance(name, tuple) and not is_loopback(name[0]):
         can = _UNGUARDED.get(protocol, "publish and consume")
@@ -123,7 +121,7 @@ async def listen(
     return server, format_address(name)
 
 
-def _accepting_more(
+def accepting_more(
     bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol]
 ) -> Callable[[], asyncio.BaseProtocol]:
     """Return the factory for a server on ``bound``; with each connection others that wait are accepted as well.

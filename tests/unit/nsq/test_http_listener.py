@@ -129,6 +129,22 @@ async def talk(listener: HttpListener, *pieces: bytes, half_close: bool = False)
     return answer
 
 
+def test_connections_that_wait_are_accepted_together() -> None:
+    """Not one in a turn of the loop: while NSQ's clients send much 200 that came at once waited half a minute."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        clients = [socket.create_connection(listener.address) for _ in range(100)]
+        for _ in range(10):
+            await asyncio.sleep(0)  # a turn
+        accepted = listener.open_connections
+        for client in clients:
+            client.close()
+        await until(lambda: not listener.open_connections)
+        assert accepted == len(clients)
+
+    serve(scenario, loop_factory=uvloop.new_event_loop)
+
+
 @pytest.mark.parametrize(
     ("target", "path"),
     [
