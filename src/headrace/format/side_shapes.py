@@ -9,6 +9,7 @@ Ref: docs/formats/side-files.md.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, NotRequired, TypedDict
 
 import msgspec
@@ -46,10 +47,15 @@ class _Checkpoint(TypedDict):
     queue_ends: NotRequired[dict[str, int]]
 
 
-class _IndexFile(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexFileNote:
+    """One index file as far as it was synced."""
+
     name: str
     count: int
+    """Number of the entry behind the last that counts."""
     slots_count: int
+    """The slots in the file are as of this count; 1: nothing is known of them."""
     used_slots: int
     begin_ms: int
     end_ms: int
@@ -57,12 +63,19 @@ class _IndexFile(TypedDict):
     end_offset: int
 
 
-class _Index(TypedDict):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexNote:
+    """The key index as far as it was synced."""
+
     slot_count: int
     capacity: int
+    """Entries that a file has room for, number 0 included, which is not used."""
     physical_offset: int
-    keys_ahead: NotRequired[int]
-    files: list[_IndexFile]
+    """The keys of every record below are in the files."""
+    keys_ahead: int = 0
+    """So many keys of the records from there on are in the files too."""
+    files: list[IndexFileNote]
+    """Oldest first; the last one is being filled."""
 
 
 class _Boot(TypedDict):
@@ -132,7 +145,7 @@ SHAPES: Final[dict[str, Any]] = {
     "epochs": list[_Epoch],
     "holes": list[_Hole],
     "checkpoint": _Checkpoint,
-    "index": _Index,
+    "index": IndexNote,
     "boot": _Boot,
     "catalog": _Catalog,
     "producers": _Producers,

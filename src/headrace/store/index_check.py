@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from headrace.errors import SideFileError
 from headrace.format.findings import Finding
+from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.store.check_report import CheckReport
 from headrace.store.index_file import file_bytes, verify_file
-from headrace.store.index_note import FileNote, IndexNote, is_index_name
+from headrace.store.index_note import is_index_name, read_note
 from headrace.store.reader import CLOSED, StoreReader
 
 _ANEW: Final = "the next start makes it and all newer ones anew from the log"
@@ -27,7 +28,7 @@ _AT_THE_STOP: Final = "the broker does not read it of the newest file, and the n
 def check_index(reader: StoreReader, report: CheckReport) -> None:
     """Check the index files that the note counts."""
     try:
-        note = IndexNote.read(reader.directory.index_note)
+        note = read_note(reader.directory.index_note)
     except SideFileError:
         report.damage.append(Finding(
             kind="side_file", file=reader.name_of(reader.directory.index_note), reason="damaged",
@@ -51,7 +52,9 @@ def check_index(reader: StoreReader, report: CheckReport) -> None:
             ))  # fmt: skip
 
 
-def _check_file(reader: StoreReader, report: CheckReport, note: IndexNote, noted: FileNote) -> tuple[str, str] | None:
+def _check_file(
+    reader: StoreReader, report: CheckReport, note: IndexNote, noted: IndexFileNote
+) -> tuple[str, str] | None:
     """Return what is wrong with one file and what comes of it, None when nothing is."""
     path = reader.directory.index / noted.name
     is_newest = noted is note.files[-1]
@@ -85,7 +88,7 @@ def _header(path: Path) -> tuple[int, ...]:
 def inspect_index(reader: StoreReader) -> dict[str, Any] | None:
     """Return what the index holds as far as it was noted, None where there is no note that can be read."""
     try:
-        note = IndexNote.read(reader.directory.index_note)
+        note = read_note(reader.directory.index_note)
     except SideFileError:
         return None
     if note is None:

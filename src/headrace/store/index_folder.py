@@ -26,13 +26,14 @@ from headrace.format.epochs import Epochs
 from headrace.format.lock_file import require_in_place
 from headrace.format.record import BLANK
 from headrace.format.side_file import naming
+from headrace.format.side_shapes import IndexNote
 from headrace.log_pace import Trouble
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory
 from headrace.store.index import KeyIndex
 from headrace.store.index_file import IndexFile
-from headrace.store.index_note import FileNote, IndexNote, name_of_time
+from headrace.store.index_note import name_of_time, note_file, write_note
 from headrace.store.index_opening import COUNT_AHEAD, IndexOpening, name_damage
 from headrace.threads import Threads
 
@@ -395,7 +396,7 @@ class IndexFolder:
             capacity=self.capacity,
             physical_offset=physical_offset,
             keys_ahead=keys_ahead,
-            files=[FileNote.of(file) for file in files],
+            files=[note_file(file) for file in files],
         )
 
     def _sync_marked(self, note: IndexNote) -> None:
@@ -428,7 +429,7 @@ class IndexFolder:
                     os.close(folder)
                 if not file.has_slots:
                     file.release()  # it was finished since the note was made
-        note.write(self._directory.index_note)
+        write_note(note, self._directory.index_note)
         self._noted_offset = note.physical_offset
         self._noted_keys = self.keys.added_keys
         self.counters.syncs += 1
@@ -451,7 +452,7 @@ class IndexFolder:
         sound = self._files[: self._files.index(file)]
         note = self._note_of(sound, file.begin_offset, COUNT_AHEAD)
         try:
-            note.write(self._directory.index_note)
+            write_note(note, self._directory.index_note)
         except OSError as error:
             logger.error(
                 "doubt about the key index not noted error=%s remedy=stop the broker and remove %s: the next start "

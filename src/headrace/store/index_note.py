@@ -8,90 +8,63 @@ log. Without a note that can be read the whole index is.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
+from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.store.index_file import IndexFile
 
 NAME_DIGITS: Final = 17
 _NAME_SECONDS: Final = "%Y%m%d%H%M%S"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileNote:
-    """One index file as far as it was synced."""
+def note_file(file: IndexFile) -> IndexFileNote:
+    """Note an index file as it is now."""
+    return IndexFileNote(
+        name=Path(file.path).name,
+        count=file.count,
+        slots_count=file.slots_count,
+        used_slots=file.used_slots,
+        begin_ms=file.begin_ms,
+        end_ms=file.end_ms,
+        begin_offset=file.begin_offset,
+        end_offset=file.end_offset,
+    )
 
-    name: str
-    count: int
-    """Number of the entry behind the last that counts."""
-    slots_count: int
-    """The slots in the file are as of this count; 1: nothing is known of them."""
-    used_slots: int
-    begin_ms: int
-    end_ms: int
-    begin_offset: int
-    end_offset: int
 
-    @classmethod
-    def of(cls, file: IndexFile) -> FileNote:
-        """Note a file as it is now."""
-        return cls(
-            name=Path(file.path).name,
-            count=file.count,
-            slots_count=file.slots_count,
-            used_slots=file.used_slots,
-            begin_ms=file.begin_ms,
-            end_ms=file.end_ms,
-            begin_offset=file.begin_offset,
-            end_offset=file.end_offset,
+def restore_file(file: IndexFile, noted: IndexFileNote) -> None:
+    """Tell an opened index file what of it counts."""
+    file.restore(
+        noted.count,
+        noted.slots_count,
+        noted.used_slots,
+        noted.begin_ms,
+        noted.end_ms,
+        noted.begin_offset,
+        noted.end_offset,
+    )
+
+
+def write_note(note: IndexNote, path: Path) -> None:
+    """Replace the note. Blocks."""
+    write_side_file(path, "index", FORMAT_VERSION, asdict(note))
+
+
+def read_note(path: Path) -> IndexNote | None:
+    """Return the note, None where there is none.
+
+    Raises:
+        SideFileError, FormatVersionError: see ``read_side_file``.
+    """
+    try:
+        note: IndexNote = read_side_file(
+            path, "index", FORMAT_VERSION, "remove it: the index is made anew from the log"
         )
-
-    def apply_to(self, file: IndexFile) -> None:
-        """Tell an opened file what of it counts."""
-        file.restore(
-            self.count,
-            self.slots_count,
-            self.used_slots,
-            self.begin_ms,
-            self.end_ms,
-            self.begin_offset,
-            self.end_offset,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IndexNote:
-    """The index as far as it was synced."""
-
-    slot_count: int
-    capacity: int
-    """Entries that a file has room for, number 0 included, which is not used."""
-    physical_offset: int
-    """The keys of every record below are in the files."""
-    keys_ahead: int = 0
-    """So many keys of the records from there on are in the files too."""
-    files: list[FileNote] = field(default_factory=list)
-    """Oldest first; the last one is being filled."""
-
-    def write(self, path: Path) -> None:
-        """Replace the note. Blocks."""
-        write_side_file(path, "index", FORMAT_VERSION, asdict(self))
-
-    @classmethod
-    def read(cls, path: Path) -> IndexNote | None:
-        """Return the note, None where there is none.
-
-        Raises:
-            SideFileError, FormatVersionError: see ``read_side_file``.
-        """
-        try:
-            payload = read_side_file(path, "index", FORMAT_VERSION, "remove it: the index is made anew from the log")
-        except FileNotFoundError:
-            return None
-        files = [FileNote(**noted) for noted in payload.pop("files")]
-        return cls(files=files, **payload)
+    except FileNotFoundError:
+        return None
+    return note
 
 
 def is_index_name(name: str) -> bool:

@@ -13,11 +13,12 @@ from typing import Final
 from headrace.errors import SideFileError, UnreadableError
 from headrace.format.epochs import Epochs
 from headrace.format.record import decode
+from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory
 from headrace.store.index_file import IndexFile, file_bytes
-from headrace.store.index_note import FileNote, IndexNote, is_index_name
+from headrace.store.index_note import is_index_name, read_note, restore_file
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class IndexOpening:
 
     def _read_note(self) -> IndexNote | None:
         try:
-            note = IndexNote.read(self._directory.index_note)
+            note = read_note(self._directory.index_note)
         except (SideFileError, OSError) as error:
             logger.warning("note of the key index damaged, the index is made anew from the log error=%s", error)
             return None
@@ -108,13 +109,13 @@ class IndexOpening:
         if active is not None and not (active.is_full and active.slots_count == active.count):
             self.active = active
 
-    def _open_file(self, noted: FileNote, *, is_last: bool) -> IndexFile | None:
+    def _open_file(self, noted: IndexFileNote, *, is_last: bool) -> IndexFile | None:
         path = self._directory.index / noted.name
         try:
             if path.stat().st_size != file_bytes(self.slot_count, self.capacity):
                 raise OSError(errno.EIO, "wrong length")
             file = IndexFile(str(path), self.slot_count, self.capacity)
-            noted.apply_to(file)
+            restore_file(file, noted)
             with path.open("rb") as raw:
                 # The header of the newest may be older than the note, or newer.
                 if not is_last and raw.read(_HEADER_BYTES) != file.header():

@@ -72,7 +72,7 @@ RIGHT: dict[str, Any] = {
     "epochs": [{"epoch": 1, "first_physical_offset": 0}],
     "holes": [{"first_offset": 0, "end_offset": 9, "reason": "torn"}],
     "checkpoint": {"physical_offset": 9, "queue_entries": 1, "clean": True},
-    "index": {"slot_count": 1, "capacity": 1, "physical_offset": 9, "files": []},
+    "index": {"slot_count": 1, "capacity": 1, "physical_offset": 9, "keys_ahead": 0, "files": []},
     "boot": {"boot_id": "1"},
     "catalog": {"applied_offset": 9, "deleted": {}, "topics": {"a": {
         "queues": 1, "start": [0], "frozen": None, "channels": {"b": {"key": 1, "start": [0]}}}}},

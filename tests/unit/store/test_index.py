@@ -14,10 +14,11 @@ import pytest
 
 from headrace.batch import PublishBatch
 from headrace.format import record
-from headrace.store import key_query
+from headrace.format.side_shapes import IndexNote
+from headrace.store import index_folder, key_query
 from headrace.store.index import key_hash
 from headrace.store.index_file import file_bytes
-from headrace.store.index_note import IndexNote, name_of_time
+from headrace.store.index_note import name_of_time
 from tests.support.index_reference import ReferenceIndex, index_hash, java_hash
 from tests.support.indexes import SMALL, find, index_files, note_index, properties, put, require_whole
 from tests.support.stores import MakeBench, StoreBench
@@ -397,7 +398,7 @@ def test_a_note_that_cannot_be_written_is_tried_once_a_second(
     put(bench, "T", "key")
     bench.store.flush()
     with monkeypatch.context() as patch:
-        patch.setattr(IndexNote, "write", refuse)
+        patch.setattr(index_folder, "write_note", refuse)
         for _ in range(40):
             bench.store.tick()
             index.executor.submit(int).result(10)

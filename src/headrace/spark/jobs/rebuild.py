@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -22,6 +22,7 @@ from headrace.format.layout import CONSUME_QUEUES, StoreLayout
 from headrace.format.lock_file import LockHeldError, is_held, release_lock, take_lock
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, whole_entries
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
+from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.settings import StoreSettings
 from headrace.settings.units import parse_delays_ms
 from headrace.spark.jobs.config import JobConfig, option
@@ -255,22 +256,24 @@ class Rebuild:
         phase("indexing")
         folder = self._new.index.absolute()
         folder.mkdir()
-        noted = self._side["index"] or {}
+        noted: IndexNote | None = self._side["index"]
         defaults = StoreSettings()
-        slots = self._config.index_slots or int(noted.get("slot_count", defaults.index_slots))
-        capacity = self._config.index_entries or int(noted.get("capacity", defaults.index_entries))
+        slots = self._config.index_slots or (noted.slot_count if noted else defaults.index_slots)
+        capacity = self._config.index_entries or (noted.capacity if noted else defaults.index_entries)
         now_ms = time.time_ns() // 1_000_000
         tasks = [
             IndexTask(str(folder / _name(now_ms + number)), slots, capacity, tuple(parts))
             for number, parts in enumerate(cut_keys(self._key_parts, capacity - 1))
         ]
         self._notes = ask_tasks(self._spark, tasks, make_index_file, "index files were to be made")
-        note = {
-            "slot_count": slots, "capacity": capacity, "physical_offset": self._extent.end, "keys_ahead": 0,
-            "files": self._notes,
-        }  # fmt: skip
+        note = IndexNote(
+            slot_count=slots,
+            capacity=capacity,
+            physical_offset=self._extent.end,
+            files=[IndexFileNote(**noted) for noted in self._notes],
+        )
         with writing(self._new_note):
-            write_side_file(self._new_note, "index", FORMAT_VERSION, note)
+            write_side_file(self._new_note, "index", FORMAT_VERSION, asdict(note))
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ keys in files of their own, the driver counts, and a second pass makes one index
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from headrace.format.layout import queue_folder
 from headrace.format.names import segment_name
 from headrace.format.queue_entry import FILLER_BYTES
 from headrace.format.record import SYS_TRANSACTION
+from headrace.format.side_shapes import IndexFileNote
 from headrace.spark.jobs.views import (
     ENTRY,
     INDEX_ENTRY,
@@ -225,20 +226,25 @@ def make_index_file(task: IndexTask) -> dict[str, Any]:
     slots = np.zeros(task.slots, ">i4")
     slots[slot] = number  # of several the last one stays
     used = int(np.count_nonzero(slots))
-    note = {
-        "name": Path(task.path).name, "count": len(keys) + 1, "slots_count": len(keys) + 1, "used_slots": used,
-        "begin_ms": begin_ms, "end_ms": int(keys["store_ms"][-1]), "begin_offset": int(keys["offset"][0]),
-        "end_offset": int(keys["offset"][-1]),
-    }  # fmt: skip
+    note = IndexFileNote(
+        name=Path(task.path).name,
+        count=len(keys) + 1,
+        slots_count=len(keys) + 1,
+        used_slots=used,
+        begin_ms=begin_ms,
+        end_ms=int(keys["store_ms"][-1]),
+        begin_offset=int(keys["offset"][0]),
+        end_offset=int(keys["offset"][-1]),
+    )
     with writing(Path(task.path)):
         _write_index(task, note, slots, entries)
-    return note
+    return asdict(note)
 
 
-def _write_index(task: IndexTask, note: Mapping[str, Any], slots: Array, entries: Array) -> None:
+def _write_index(task: IndexTask, note: IndexFileNote, slots: Array, entries: Array) -> None:
     """Write an index file, sparse where there are no slots and entries."""
-    times = np.array([note["begin_ms"], note["end_ms"], note["begin_offset"], note["end_offset"]], ">i8")
-    header = times.tobytes() + np.array([note["used_slots"], note["count"]], ">i4").tobytes()
+    times = np.array([note.begin_ms, note.end_ms, note.begin_offset, note.end_offset], ">i8")
+    header = times.tobytes() + np.array([note.used_slots, note.count], ">i4").tobytes()
     beside = f"{task.path}.{os.getpid()}"
     with Path(beside).open("wb") as file:
         file.truncate(INDEX_HEADER_BYTES + 4 * task.slots + INDEX_ENTRY.itemsize * task.capacity)

@@ -23,6 +23,7 @@ from headrace.format.names import is_offset_name, segment_name
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, whole_entries
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
+from headrace.format.side_shapes import IndexNote
 from headrace.settings.units import parse_delays_ms
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
@@ -131,22 +132,21 @@ class StoreCheck:
 
     def _find_index(self) -> IndexFiles | None:
         """Return the key index as its note counts it; a file that is missing or cut is damage."""
-        note = self._side.get("index")
+        note: IndexNote | None = self._side.get("index")
         if self._layout is None or note is None:
             return None
-        slots, capacity = int(note["slot_count"]), int(note["capacity"])
-        size = INDEX_HEADER_BYTES + 4 * slots + INDEX_ENTRY.itemsize * capacity
+        size = INDEX_HEADER_BYTES + 4 * note.slot_count + INDEX_ENTRY.itemsize * note.capacity
         files = []
-        for noted in note["files"]:
-            path = self._layout.index.absolute() / noted["name"]
+        for noted in note.files:
+            path = self._layout.index.absolute() / noted.name
             found = path.stat().st_size if path.is_file() else -1
             if found != size:
                 reason = "it is missing" if found < 0 else f"it is not {size} bytes long"
-                self._found.add(_index_finding(int(noted["begin_offset"]), reason, f"{INDEX}/{noted['name']}"))
+                self._found.add(_index_finding(noted.begin_offset, reason, f"{INDEX}/{noted.name}"))
                 return None
-            files.append((str(path), int(noted["count"]) - 1))
-        begin = int(note["files"][0]["begin_offset"]) if note["files"] else 0
-        return IndexFiles(tuple(files), slots, begin, int(note["physical_offset"]))
+            files.append((str(path), noted.count - 1))
+        begin = note.files[0].begin_offset if note.files else 0
+        return IndexFiles(tuple(files), note.slot_count, begin, note.physical_offset)
 
     def _judge_index(self, results: list[dict[str, Any]]) -> None:
         for result in results:
