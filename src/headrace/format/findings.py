@@ -193,10 +193,11 @@ def missing_queue_file(topic: str, queue_id: int, file: str) -> Finding:
 
 
 def queue_file_size(topic: str, queue_id: int, file: str, found_bytes: int, file_bytes: int) -> Finding:
-    """Say that a file of a queue has another length: unfinished business unless the store was closed."""
+    """Say that a file of a queue has another length: one that is too short is damage in a closed store, no other is."""
+    harmless = "; what is behind is never read" if found_bytes > file_bytes else ""
     return Finding(
         kind="queue_file_size", file=file, topic=topic, queue_id=queue_id,
-        message=f"{file} is {found_bytes} bytes long instead of {file_bytes}",
+        message=f"{file} is {found_bytes} bytes long instead of {file_bytes}{harmless}",
     )  # fmt: skip
 
 

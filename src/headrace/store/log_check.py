@@ -481,9 +481,8 @@ class LogCheck:
             elif expected is not None and first_byte != expected:
                 self.report.damage.append(findings.missing_queue_file(queue.topic, queue.queue_id, name))
             if size != queue.file_bytes:
-                self.report.add_unfinished(
-                    findings.queue_file_size(queue.topic, queue.queue_id, name, size, queue.file_bytes)
-                )
+                found = findings.queue_file_size(queue.topic, queue.queue_id, name, size, queue.file_bytes)
+                (self.report.add_unfinished if size < queue.file_bytes else self.report.info.append)(found)
             expected = first_byte + queue.file_bytes
 
     def _explain(self, queue: StoredQueue, first: int, end: int, after: int) -> None:

@@ -66,6 +66,26 @@ def test_a_whole_store(bench: StoreBench) -> None:
     assert report.log.segments >= 4
 
 
+@pytest.mark.parametrize("more", [b"x" * 7, bytes(19) + b"x", b"\xff" * 1_000])
+def test_a_queue_file_that_is_too_long_is_no_damage(make_bench: MakeBench, more: bytes) -> None:
+    """Exit 0, said as harmless, before and behind a start: no reader comes so far. A start leaves it as it is."""
+    bench = make_bench("long", queue_file_bytes=1_000)
+    placed = closed(bench)
+    for name in ("consumequeue/t0/0/" + "0" * 20, "consumequeue/t1/0/" + f"{1_000:020d}"):
+        with (bench.root / name).open("ab") as file:
+            file.write(more)
+    for _ in range(2):
+        report = bench.check()
+        assert (report.exit_code, report.damage) == (0, [])
+        assert {found.kind for found in report.info} == {"queue_file_size"}
+        assert all(found.message.endswith("; what is behind is never read") for found in report.info)
+        assert len(report.info) == 2
+        bench.open()
+        for topic in ("t0", "t1"):
+            assert list(bench.messages(topic).values()) == [body for name, *_, body in placed if name == topic]
+        bench.close()
+
+
 @pytest.mark.parametrize("place", ["consumequeue/t0", "consumequeue/t0/0"])
 def test_a_file_in_the_place_of_a_queues_folder(bench: StoreBench, place: str) -> None:
     """Exit 1: the records are there, their entries are missing."""
