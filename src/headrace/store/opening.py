@@ -438,7 +438,6 @@ class Opening:
         self._mark.note(end)
         if not self._mark.is_whole:
             self._mark.note(end)  # the other slot, too
-        self._mark.sync()
 
     @staticmethod
     def _write_again(segment: Segment, first_offset: int, end_offset: int) -> None:

@@ -283,6 +283,17 @@ def test_the_durable_mark_is_synced_at_most_a_second_behind(bench: StoreBench) -
     assert bench.store.mark.synced_offset == bench.store.log.end_offset
 
 
+def test_what_a_start_has_made_durable_is_in_the_durable_mark_at_the_first_tick(bench: StoreBench) -> None:
+    """The start notes it and does not wait for the disk: with a mark that is too low the next one writes more again."""
+    bench.append("t", b"x" * 1_000, flush=False)
+    bench.crash_and_open()
+    assert bench.store.mark.noted_offset == bench.store.log.end_offset > 0
+    bench.clock.advance_ms(1_000)
+    bench.store.tick()
+    wait_for_mark(bench)
+    assert bench.store.mark.synced_offset == bench.store.log.end_offset
+
+
 def test_the_durable_mark_is_synced_after_64_mib(bench: StoreBench) -> None:
     """At most 64 MiB behind."""
     bench.append("t", b"one")

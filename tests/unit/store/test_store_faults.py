@@ -1118,7 +1118,7 @@ def test_few_open_files_leave_some_for_all_the_rest(make_bench: MakeBench, monke
 
 @pytest.mark.parametrize(
     ("call", "part"),
-    [("fdatasync", "commitlog/"), ("fdatasync", "headrace/durable"), ("fsync", "/store"), ("pwrite", "/0/")],
+    [("fdatasync", "commitlog/"), ("fsync", "/store"), ("pwrite", "/0/")],
 )
 def test_what_a_start_cannot_write_is_named(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch, call: str, part: str
