@@ -12,6 +12,7 @@ from headrace.remoting.blocking import Cluster
 from headrace.spark.options import ReadOptions
 from headrace.spark.remote import ServersView
 from headrace.spark.starts import resolve_ends, resolve_starts
+from headrace.spark.streams.positions import QueueKey
 from tests.interop import rocketmq_peers as peers
 from tests.interop.test_rocketmq_spark import BROKER, TOPIC, read_all
 from tests.interop.test_rocketmq_spark import cluster as cluster
@@ -30,5 +31,6 @@ def test_reads_by_time_are_exact(server: peers.Cluster, cluster: Cluster) -> Non
         })  # fmt: skip
         view = ServersView.open(options)
         snapshot = view.snapshot()
-        assert resolve_starts(view, snapshot, "earliest")[TOPIC][BROKER][0] == expected, time_ms
-        assert resolve_ends(view, snapshot)[TOPIC][BROKER][0] == expected, time_ms
+        key = QueueKey(TOPIC, BROKER, 0)
+        assert resolve_starts(options, snapshot, "earliest", view)[key] == expected, time_ms
+        assert resolve_ends(options, snapshot, view)[key] == expected, time_ms
