@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,15 +44,22 @@ class ExactlyOnceRig(RemotingRig):
     def _open(self) -> None:
         super()._open()
         self.calls: list[Callable[[], None]] = []
-        self.store.notify = self.calls.append
+        self.calls_of_threads: list[Callable[[], None]] = []  # apart: when they come is up to chance
+        self.store.notify = self._notify
         self.asker = self.peer()
 
     def peer(self, port: int = 40_000) -> RecordingPeer:
         return RecordingPeer(self.services, port)
 
+    def _notify(self, call: Callable[[], None]) -> None:
+        is_own = threading.current_thread() is threading.main_thread()
+        (self.calls if is_own else self.calls_of_threads).append(call)
+
     def turn(self, most: int = 1_000_000) -> int:
-        """Run what waits for a turn of the event loop; return how many calls were made."""
+        """Run what waits for a turn of the event loop; return how many calls were made, without those of threads."""
         made = 0
+        while self.calls_of_threads:
+            self.calls_of_threads.pop(0)()
         while self.calls and made < most:
             self.calls.pop(0)()
             made += 1
