@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from headrace.errors import CorruptRecordError, QueueNotFoundError, StoreError
 from headrace.format.names import CONTROL_TOPIC
@@ -18,9 +17,10 @@ from headrace.store.reader import SegmentFile, StoredQueue, StoreReader
 if TYPE_CHECKING:
     from headrace.format.record import DecodedRecord
 
-CHUNK_BYTES: Final = 16 << 20
-MAX_RECORD_BYTES: Final = 64 << 20
+_MAX_RECORD_BYTES: Final = 64 << 20
 """More cannot be a record, whatever its size field says."""
+_READ_FIRST_BYTES: Final = 4096
+_BUFFER_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,8 +127,8 @@ def _single(reader: StoreReader, physical_offset: int) -> Iterator[Found]:
     size = reader.identity.segment_bytes
     for segment in reader.segments():
         if segment.first_offset <= physical_offset < segment.first_offset + size:
-            with segment.path.open("rb", buffering=0) as file:
-                raw = _read_chunk(file.fileno(), physical_offset - segment.first_offset, size)
+            with segment.path.open("rb") as file:
+                raw = _read(file, physical_offset - segment.first_offset, size)
             found = check(raw, 0, physical_offset)
             if found <= 0:
                 raise CorruptRecordError(
@@ -189,15 +189,15 @@ def _of_segment(segment: SegmentFile, segment_bytes: int) -> Iterator[Found]:
     walk = LogWalk(segment_bytes, 0)
     walk.open(str(segment.path), first_offset)
     position = 0
-    base, chunk = 0, b""
-    with segment.path.open("rb", buffering=0) as file:
+    with segment.path.open("rb", buffering=_BUFFER_BYTES) as file:
         while position < segment_bytes:
-            at = position - base
-            if at + max(CHUNK_BYTES // 2, _claimed_bytes(chunk, at)) > len(chunk) and base + len(chunk) < segment_bytes:
-                base, chunk = position, _read_chunk(file.fileno(), position, segment_bytes - position)
-            found = _check_at(chunk, position - base, first_offset + position, segment_bytes - position)
+            room = segment_bytes - position
+            raw = _read(file, position, room)
+            # A blank record says how much room there is.
+            is_blank = raw[:8] == room.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big")
+            found = BLANK if is_blank else check(raw, 0, first_offset + position)
             if found > 0:
-                yield first_offset + position, decode(chunk, position - base)
+                yield first_offset + position, decode(raw)
                 position += found
                 continue
             if found == BLANK:
@@ -209,21 +209,10 @@ def _of_segment(segment: SegmentFile, segment_bytes: int) -> Iterator[Found]:
             position = end
 
 
-def _read_chunk(fd: int, position: int, room: int) -> bytes:
+def _read(file: BinaryIO, position: int, room: int) -> bytes:
     """Read some of a segment: at least the record at ``position``."""
-    chunk = os.pread(fd, min(CHUNK_BYTES, room), position)
-    claimed = _claimed_bytes(chunk, 0)
-    return chunk if claimed <= CHUNK_BYTES else os.pread(fd, min(claimed, room), position)
-
-
-def _claimed_bytes(chunk: bytes, at: int) -> int:
-    """Return how long the record at a place says it is; 0 where that cannot be."""
-    claimed = int.from_bytes(chunk[at : at + 4], "big")
-    return claimed if claimed <= MAX_RECORD_BYTES else 0
-
-
-def _check_at(chunk: bytes, at: int, physical_offset: int, room: int) -> int:
-    """``check`` with the segment's room: a blank record says how much that is."""
-    if int.from_bytes(chunk[at + 4 : at + 8]) == BLANK_MAGIC and int.from_bytes(chunk[at : at + 4]) == room:
-        return BLANK
-    return check(chunk, at, physical_offset)
+    file.seek(position)
+    raw = file.read(min(_READ_FIRST_BYTES, room))
+    claimed = int.from_bytes(raw[:4], "big")
+    is_longer = len(raw) < claimed <= _MAX_RECORD_BYTES
+    return raw + file.read(min(claimed, room) - len(raw)) if is_longer else raw
