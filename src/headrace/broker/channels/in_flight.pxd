@@ -35,12 +35,11 @@ cdef class OffsetMap:
 
 cdef class InFlightTable:
     cdef InFlight* entries
-    cdef int32_t capacity
+    cdef Py_ssize_t capacity
     cdef int32_t used           # entries[used:] were never taken
     cdef int32_t free_head
     cdef readonly int32_t count
     cdef OffsetMap by_offset
-    cdef int _grow(self) except -1
     cdef int32_t add(self, DeadlineList* waiting, int64_t physical_offset, int64_t deadline_ms) except -1
     cdef int32_t find(self, int64_t physical_offset) noexcept
     cdef void remove(self, DeadlineList* waiting, int32_t slot) noexcept

@@ -9,7 +9,9 @@ is bounded by the subscription's in-flight window, and a message that has reache
 Rejected: a binary heap over all in-flight messages as in nsqd (log n per delivery and per FIN; here both are O(1)).
 """
 
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, malloc
+
+from headrace.format.arrays cimport reserve
 
 
 cdef inline uint64_t _home(OffsetMap offsets, int64_t key) noexcept:
@@ -122,20 +124,11 @@ cdef class InFlightTable:
         cdef Py_ssize_t cells = self.by_offset.mask + 1 if self.by_offset.cells != NULL else 0
         return self.capacity * sizeof(InFlight) + cells * sizeof(OffsetCell)
 
-    cdef int _grow(self) except -1:
-        cdef int32_t capacity = self.capacity * 2 if self.capacity else 32
-        cdef InFlight* grown = <InFlight*>realloc(self.entries, capacity * sizeof(InFlight))
-        if grown == NULL:
-            raise MemoryError(f"cannot grow an in-flight table to {capacity} entries")
-        self.entries = grown
-        self.capacity = capacity
-        return 0
-
     cdef int32_t add(self, DeadlineList* waiting, int64_t physical_offset, int64_t deadline_ms) except -1:
         """Register a delivery; the caller fills in the fields that are not links, key or deadline."""
         cdef int32_t slot = self.free_head
-        if slot < 0 and self.used == self.capacity:
-            self._grow()
+        if slot < 0:
+            reserve(<void**>&self.entries, &self.capacity, self.used + 1, 32, sizeof(InFlight))
         self.by_offset.put(physical_offset, slot if slot >= 0 else self.used)
         if slot >= 0:
             self.free_head = self.entries[slot].next
