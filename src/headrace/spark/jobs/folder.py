@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format.lock_file import LockHeldError, release_lock, take_lock
+from headrace.spark.jobs.config import JobConfig
+from headrace.spark.session import settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-    from headrace.spark.session import settings_of
-from headrace.spark.jobs.config import JobConfig
 
 LOCK: Final = ".lock"
 """Whose name Spark passes over when it reads a folder."""
