@@ -228,23 +228,16 @@ def _replace_shim(shim: Path, home: Path, script: str) -> None:
     """Make it beside its place, so that it is never there in part."""
     beside = Path(tempfile.mkdtemp(prefix="java-", dir=shim.parent))
     try:
-        _fill_shim(beside, home, script)
+        # Links to all that is in ``home``, but for ``bin/java``.
+        (beside / "bin").mkdir()
+        beside.chmod(0o755)
+        for entry in (*home.iterdir(), *(home / "bin").iterdir()):
+            if entry not in (home / "bin", home / "bin" / "java"):
+                (beside / entry.relative_to(home)).symlink_to(entry)
+        executable = beside / "bin" / "java"
+        executable.write_text(script, encoding="utf-8")
+        executable.chmod(0o755)
         shutil.rmtree(shim, ignore_errors=True)  # one of an older version, or half made
         beside.rename(shim)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def _fill_shim(folder: Path, home: Path, script: str) -> None:
-    """Make links to all that is in ``home``, but for ``bin/java``."""
-    (folder / "bin").mkdir()
-    folder.chmod(0o755)
-    for entry in sorted(home.iterdir()):
-        if entry.name != "bin":
-            (folder / entry.name).symlink_to(entry)
-    for entry in sorted((home / "bin").iterdir()):
-        if entry.name != "java":
-            (folder / "bin" / entry.name).symlink_to(entry)
-    executable = folder / "bin" / "java"
-    executable.write_text(script, encoding="utf-8")
-    executable.chmod(0o755)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from headrace.errors import ConfigError
 from headrace.format.names import DEAD_LETTER_PREFIX, RESERVED_PREFIX, RETRY_PREFIX
 from headrace.spark.decode import BROKER_TOPICS
-from headrace.spark.scan import ServersSource, StoreSource
+from headrace.spark.scan import ServersSource, Source, StoreSource
 from headrace.spark.schema import DEFAULT_COLUMNS, parse_columns, suggest
 from headrace.spark.streams.positions import QueueKey
 from headrace.spark.times import first_ms
@@ -421,7 +421,7 @@ class ReadOptions:
         return bool(self.scan) or bool(self.store)
 
     @property
-    def source(self) -> StoreSource | ServersSource:
+    def source(self) -> Source:
         """Where to read."""
         if self.store:
             return StoreSource(self.store, self.broker_name)

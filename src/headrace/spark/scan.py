@@ -102,6 +102,10 @@ class ServersSource:
         return remote_log.log_chunks(self, broker, start, stop, chunk_bytes)
 
 
+Source = StoreSource | ServersSource
+"""Where logs are read from."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogSplit:
     """A range of one broker's log: the records that start at physical offsets [start, end).
@@ -111,7 +115,7 @@ class LogSplit:
             nobody asks.
     """
 
-    source: StoreSource | ServersSource
+    source: Source
     broker: str
     start: int
     end: int
@@ -125,7 +129,7 @@ class LogSplit:
 
 
 def plan_log(
-    source: StoreSource | ServersSource,
+    source: Source,
     *,
     split_bytes: int = SPLIT_BYTES,
     start: Mapping[str, int] | None = None,

@@ -164,14 +164,14 @@ def test_wheel_goes_behind_a_shim_that_drops_one_argument(monkeypatch, tmp_path)
 def test_a_shim_that_several_ask_for_at_once_is_made_once(monkeypatch, tmp_path):
     """The second took the first's away while that was in use, or failed as its place was not empty."""
     home = make_java(tmp_path / "jdk", "21.0.2")
-    fill, made = java._fill_shim, []
+    replace, made = java._replace_shim, []
 
-    def fill_slowly(*given):
+    def replace_slowly(*given):
         made.append(given)
         time.sleep(0.2)
-        fill(*given)
+        replace(*given)
 
-    monkeypatch.setattr(java, "_fill_shim", fill_slowly)
+    monkeypatch.setattr(java, "_replace_shim", replace_slowly)
     with ThreadPoolExecutor(4) as threads:
         shims = set(threads.map(java.make_shim, [home] * 4))
     assert len(shims) == len(made) == 1

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.jobs.archive_files import ArchiveTask
-    from headrace.spark.scan import ServersSource, StoreSource
-
-    Source = StoreSource | ServersSource
+    from headrace.spark.scan import Source
 
 MIB: Final = 1 << 20
 DEFAULT_COLUMNS: Final = (

@@ -28,9 +28,7 @@ from headrace.spark.jobs.manifest import (
 if TYPE_CHECKING:
     from headrace.spark.files import LogExtent
     from headrace.spark.jobs.archive import Config
-    from headrace.spark.scan import LogSplit, ServersSource, StoreSource
-
-    Source = StoreSource | ServersSource
+    from headrace.spark.scan import LogSplit, Source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ more than that, what was stored in a split before is not found by its time if th
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -19,13 +19,12 @@ from headrace.spark.jobs.config import require_known_topics
 from headrace.spark.jobs.summary import FAILED
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.spark.files import LogExtent
     from headrace.spark.jobs.config import JobConfig
     from headrace.spark.jobs.summary import Summary
-    from headrace.spark.scan import LogSplit, ServersSource, StoreSource
+    from headrace.spark.scan import LogSplit, Source
 
 CLOCK_MARGIN_MS: Final = 600_000
 _DAMAGE: Final = (
@@ -39,7 +38,7 @@ _NEVER: Final = -1 << 62
 _FOR_EVER: Final = 1 << 62
 
 
-def source_of(config: JobConfig, broker: str = "") -> StoreSource | ServersSource:
+def source_of(config: JobConfig, broker: str = "") -> Source:
     """Return the log that a configuration names.
 
     Args:
@@ -56,7 +55,7 @@ def source_of(config: JobConfig, broker: str = "") -> StoreSource | ServersSourc
     return ServersSource(config.servers, config.access_key, config.secret_key())
 
 
-def require_topics(source: StoreSource | ServersSource, topics: Sequence[str], also: Collection[str] = ()) -> None:
+def require_topics(source: Source, topics: Sequence[str], also: Collection[str] = ()) -> None:
     """Refuse topics that do not exist, of which a job would find nothing and say no more than that.
 
     The registries learn of a new topic some seconds after its broker, so the brokers are asked.
@@ -203,14 +202,9 @@ def rows_of(
         columns: As few as needed: there is no other pruning.
         decoder_options: As ``Decoder`` has them.
     """
+    from headrace.spark.scan import read_split  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.schema import arrow_schema  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.tasks import run_in_tasks  # noqa: PLC0415  # pyspark
 
-    read = partial(_read, columns=tuple(columns), options=decoder_options)
+    read = partial(read_split, columns=tuple(columns), **decoder_options)
     return run_in_tasks(spark, splits, read, arrow_schema(columns))
-
-
-def _read(split: LogSplit, columns: tuple[str, ...], options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    from headrace.spark.scan import read_split  # noqa: PLC0415  # needs pyarrow
-
-    yield from read_split(split, columns, **options)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,9 @@ def phase(text: str) -> None:
 class Watcher:
     """Tells a listener several times a second how far the running Spark stages are; use it in a ``with`` block."""
 
-    def __init__(self, spark: SparkSession | None, listener: Listener) -> None:
-        self._tracker = _status_tracker(spark)
+    def __init__(self, spark: Any, listener: Listener) -> None:
+        # There is none without a session, and in Spark Connect.
+        self._tracker = spark.sparkContext.statusTracker() if hasattr(spark, "_jsparkSession") else None
         self._listener = listener
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headrace-job-progress", daemon=True)
@@ -67,10 +68,3 @@ class Watcher:
         stages = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
         known = [stage for stage in stages if stage is not None]
         return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
-
-
-def _status_tracker(spark: SparkSession | None) -> Any:
-    """Return Spark's status tracker, None where there is none: without a session, and in Spark Connect."""
-    if spark is None or not hasattr(spark, "_jsparkSession"):
-        return None
-    return spark.sparkContext.statusTracker()

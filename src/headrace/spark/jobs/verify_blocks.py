@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -11,20 +10,12 @@ from pyspark.sql import SparkSession
 
 from headrace.format.checksum import checksum
 from headrace.spark.files import LogExtent
-from headrace.spark.scan import LogSplit, ServersSource, StoreSource, raw_chunks
+from headrace.spark.scan import LogSplit, Source, raw_chunks
 from headrace.spark.tasks import collect_from_tasks
 
 BLOCK_BYTES: Final = 1 << 20
 SPLIT_BLOCKS: Final = 64
 RESULT: Final = pa.schema([("block", pa.int64())])
-
-
-@dataclass(frozen=True)
-class BlockTask:
-    """One range of two logs."""
-
-    mine: LogSplit
-    theirs: LogSplit
 
 
 def common_ranges(mine: LogExtent, theirs: LogExtent) -> list[tuple[int, int]]:
@@ -35,9 +26,9 @@ def common_ranges(mine: LogExtent, theirs: LogExtent) -> list[tuple[int, int]]:
 
 def compare_logs(
     spark: SparkSession,
-    source: StoreSource | ServersSource,
+    source: Source,
     mine: LogExtent,
-    other: StoreSource | ServersSource,
+    other: Source,
     theirs: LogExtent,
     start: int,
     end: int,
@@ -47,7 +38,7 @@ def compare_logs(
     cuts = range(start // step * step, end, step)
     source, other = source.located(), other.located()
     tasks = [
-        BlockTask(
+        (
             LogSplit(source, mine.broker, max(cut, start), min(cut + step, end), mine.segment_bytes),
             LogSplit(other, theirs.broker, max(cut, start), min(cut + step, end), theirs.segment_bytes),
         )
@@ -56,9 +47,9 @@ def compare_logs(
     return sorted(row["block"] for row in collect_from_tasks(spark, tasks, compare_range, RESULT))
 
 
-def compare_range(task: BlockTask) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks of one range that differ."""
-    mine, theirs = _blocks(task.mine), _blocks(task.theirs)
+def compare_range(both: tuple[LogSplit, LogSplit]) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks of one range, of two logs, that differ."""
+    mine, theirs = map(_blocks, both)
     differing = sorted(at for at in mine.keys() | theirs.keys() if mine.get(at) != theirs.get(at))
     yield pa.record_batch([pa.array(differing, pa.int64())], schema=RESULT)
 

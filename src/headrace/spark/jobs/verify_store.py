@@ -39,7 +39,7 @@ from headrace.spark.jobs.views import (
     IndexFiles,
     QueueFiles,
 )
-from headrace.spark.scan import ServersSource, StoreSource, plan_log
+from headrace.spark.scan import Source, plan_log
 
 PEEK_BYTES: Final = 8 << 20
 
@@ -52,7 +52,7 @@ class StoreCheck:
         queues: The check of the queues, when it was judged.
     """
 
-    def __init__(self, source: StoreSource | ServersSource, extent: LogExtent, config: Config) -> None:
+    def __init__(self, source: Source, extent: LogExtent, config: Config) -> None:
         self.source = source
         self.extent = extent
         self.broker = extent.broker
@@ -68,7 +68,8 @@ class StoreCheck:
         self._queues: QueueFiles | None = None
         if self._layout is not None:
             self._read_side_files(self._layout)
-            self._queues = QueueFiles(str(self._layout.root.absolute()), self._queue_file_bytes())
+            file_bytes = int((self._side.get("store") or {}).get("queue_file_bytes", DEFAULT_FILE_BYTES))
+            self._queues = QueueFiles(str(self._layout.root.absolute()), whole_entries(file_bytes))
             self._found.is_closed = not self._layout.abort.exists()
             if self._side.get("store") is not None:
                 self._check_rocketmq_checkpoint(self._layout.rocketmq_checkpoint)
@@ -126,9 +127,6 @@ class StoreCheck:
         self._has_mark = offset > 0
         if reason:
             self._found.add(findings.unusable_mark(reason))
-
-    def _queue_file_bytes(self) -> int:
-        return whole_entries(int((self._side.get("store") or {}).get("queue_file_bytes", DEFAULT_FILE_BYTES)))
 
     def _find_index(self) -> IndexFiles | None:
         """Return the key index as its note counts it; a file that is missing or cut is damage."""
@@ -188,7 +186,9 @@ class StoreCheck:
 
     def _check_files(self) -> None:
         """Files of the log that are missing or have another length."""
-        size, expected = self.extent.segment_bytes, self._beginning()
+        # It begins where a store or its broker says: RocketMQ removes files.
+        expected = self.extent.origin if self._side.get("store") is None else self._epochs.beginning
+        size = self.extent.segment_bytes
         for start, end in self.extent.runs:
             if not self._epochs.is_gap(expected, start):
                 self._found.add(findings.missing_segment(expected, start))
@@ -203,10 +203,6 @@ class StoreCheck:
                 self._found.add(findings.segment_size(
                     path.name, found, size, file=self._layout.name_of(path), first_offset=int(path.name)
                 ))  # fmt: skip
-
-    def _beginning(self) -> int:
-        """Return where the log must begin: where a store or its broker says; RocketMQ removes files."""
-        return self.extent.origin if self._side.get("store") is None else self._epochs.beginning
 
     def _judge_gap(self, first: int, end: int, claims: dict[int, dict[str, Any]]) -> None:
         """Say what lies between two whole records."""
