@@ -471,8 +471,8 @@ cdef class Decoder:
         cdef int i, slot
         cdef Column* column
         cdef dict kinds = {name: kind for kind, name in enumerate(COLUMNS)}
-        cdef dict layouts = {"int32": L_I32, "int64": L_I64, "timestamp": L_I64, "bool": L_BOOL, "string": L_BYTES,
-                             "binary": L_BYTES, "map": L_MAP}
+        cdef dict layouts = {"int": L_I32, "bigint": L_I64, "timestamp": L_I64, "boolean": L_BOOL, "string": L_BYTES,
+                             "binary": L_BYTES, "map<string,string>": L_MAP}
         cdef list names = ["UNIQ_KEY", "KEYS", "TAGS"]
         for name in columns:
             if name.startswith(PROPERTY_PREFIX) and name[len(PROPERTY_PREFIX):] not in names:
@@ -501,7 +501,7 @@ cdef class Decoder:
                 column.slot = <int>names.index(name[len(PROPERTY_PREFIX):])
             elif name in kinds:
                 column.kind = kinds[name]
-                column.layout = layouts[COLUMNS[name].kind]
+                column.layout = layouts[COLUMNS[name]]
                 column.slot = {C_UNIQUE_KEY: P_UNIQUE_KEY, C_KEYS: P_KEYS, C_TAGS: P_TAGS}.get(column.kind, -1)
             else:
                 raise ValueError(f"there is no column {name!r}")

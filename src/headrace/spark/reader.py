@@ -192,12 +192,8 @@ def require_files(broker: str, missing: Sequence[tuple[int, int]], start: int, e
 def sample_sizes(view: ServersView, ranges: Sequence[QueueRange]) -> dict[str, int]:
     """Return about how large a record of each topic is, looking at a few of the topic's longest range."""
     longest: dict[str, QueueRange] = {}
-    for found in ranges:
-        if (
-            found.topic not in longest
-            or found.end - found.start > longest[found.topic].end - longest[found.topic].start
-        ):
-            longest[found.topic] = found
+    for found in sorted(ranges, key=lambda queue: queue.end - queue.start, reverse=True):
+        longest.setdefault(found.topic, found)
     sizes = {}
     for topic, found in longest.items():
         rows = found.end - found.start
@@ -205,8 +201,7 @@ def sample_sizes(view: ServersView, ranges: Sequence[QueueRange]) -> dict[str, i
             continue
         places = (found.start, found.start + rows // 2, found.end - 64)
         key = QueueKey(topic, found.broker, found.queue_id)
-        samples = [view.sample_record_bytes(key, at, found.end) for at in places]
-        seen = [sample for sample in samples if sample]
+        seen = [size for at in places if (size := view.sample_record_bytes(key, at, found.end))]
         if seen:
             sizes[topic] = sum(seen) // len(seen)
     return sizes

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -23,51 +22,30 @@ PROPERTY_PREFIX: Final = "prop:"
 PROPERTY_COLUMN_PREFIX: Final = "prop_"
 """What such a column is called in Spark, where a colon would need quotes."""
 
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column.
-
-    Attributes:
-        kind: ``string``, ``int32``, ``int64``, ``timestamp``, ``bool``, ``binary`` or ``map``.
-        ddl: Spark's name of the type.
-        meaning: One line for the documentation.
-    """
-
-    kind: str
-    ddl: str
-    meaning: str
-
-
-_STRING: Final = ("string", "string")
-_INT: Final = ("int32", "int")
-_LONG: Final = ("int64", "bigint")
-_TIME: Final = ("timestamp", "timestamp")
-
 COLUMNS: Final = {
-    "topic": Column(*_STRING, "name of the topic"),
-    "broker": Column(*_STRING, "name of the broker whose log holds the message"),
-    "queue_id": Column(*_INT, "queue of the topic on that broker"),
-    "queue_offset": Column(*_LONG, "position in the queue"),
-    "log_offset": Column(*_LONG, "physical offset: position in the broker's commit log, in bytes"),
-    "msg_id": Column(*_STRING, "offset message id: store host and physical offset in hex, 32 or 56 characters"),
-    "unique_key": Column(*_STRING, "property UNIQ_KEY, the id that a RocketMQ producer gave"),
-    "keys": Column(*_STRING, "property KEYS as it is, keys between spaces"),
-    "tags": Column(*_STRING, "property TAGS"),
-    "flag": Column(*_INT, "the application's own number"),
-    "sys_flag": Column(*_INT, "RocketMQ's bits, as stored; bit 30: body is given compressed"),
-    "reconsume_times": Column(*_INT, "how often a group sent the message back"),
-    "store_size": Column(*_INT, "bytes of the whole record"),
-    "born_ts": Column(*_TIME, "when the producer made it, by the producer's clock, to the millisecond"),
-    "store_ts": Column(*_TIME, "when the broker stored it, to the millisecond"),
-    "born_host": Column(*_STRING, "ip:port of the producer, [ip]:port with IPv6"),
-    "store_host": Column(*_STRING, "ip:port of the broker"),
-    "source_protocol": Column(*_STRING, "nsq, rocketmq or retry: derived, see below"),
-    "body_crc_ok": Column("bool", "boolean", "whether the record's checksums fit; implies verifyCrc"),
-    "body": Column("binary", "binary", "the body, decompressed when the producer compressed it"),
-    "properties": Column("map", "map<string,string>", "all properties but __CRC32# and __BATCH#; the costliest column"),
+    "topic": "string",  # name of the topic
+    "broker": "string",  # name of the broker whose log holds the message
+    "queue_id": "int",  # queue of the topic on that broker
+    "queue_offset": "bigint",  # position in the queue
+    "log_offset": "bigint",  # physical offset: position in the broker's commit log, in bytes
+    "msg_id": "string",  # offset message id: store host and physical offset in hex, 32 or 56 characters
+    "unique_key": "string",  # property UNIQ_KEY, the id that a RocketMQ producer gave
+    "keys": "string",  # property KEYS as it is, keys between spaces
+    "tags": "string",  # property TAGS
+    "flag": "int",  # the application's own number
+    "sys_flag": "int",  # RocketMQ's bits, as stored; bit 30: body is given compressed
+    "reconsume_times": "int",  # how often a group sent the message back
+    "store_size": "int",  # bytes of the whole record
+    "born_ts": "timestamp",  # when the producer made it, by the producer's clock, to the millisecond
+    "store_ts": "timestamp",  # when the broker stored it, to the millisecond
+    "born_host": "string",  # ip:port of the producer, [ip]:port with IPv6
+    "store_host": "string",  # ip:port of the broker
+    "source_protocol": "string",  # nsq, rocketmq or retry: derived
+    "body_crc_ok": "boolean",  # whether the record's checksums fit; implies verifyCrc
+    "body": "binary",  # the body, decompressed when the producer compressed it
+    "properties": "map<string,string>",  # all properties but __CRC32# and __BATCH#; the costliest column
 }
-"""Every column by its name; the decoder takes the order from here."""
+"""Every column by its name, with Spark's name of its type; the decoder takes the order from here."""
 
 NOT_BY_DEFAULT: Final = frozenset({"properties", "msg_id", "born_host", "store_host", "body_crc_ok"})
 DEFAULT_COLUMNS: Final = tuple(name for name in COLUMNS if name not in NOT_BY_DEFAULT)
@@ -79,12 +57,12 @@ that the sink can see what its rows are made of: what is read again may be less.
 
 _ARROW_TYPES: Final = {
     "string": pa.string(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
-    "bool": pa.bool_(),
+    "boolean": pa.bool_(),
     "binary": pa.binary(),
-    "map": pa.map_(pa.string(), pa.field("value", pa.string(), nullable=True)),
+    "map<string,string>": pa.map_(pa.string(), pa.field("value", pa.string(), nullable=True)),
 }
 
 
@@ -135,7 +113,7 @@ def parse_columns(text: str | Iterable[str]) -> tuple[str, ...]:
 
 def arrow_type(column: str) -> pa.DataType:
     """Return a column's Arrow type."""
-    return _ARROW_TYPES[COLUMNS[column].kind] if column in COLUMNS else pa.string()
+    return _ARROW_TYPES[COLUMNS.get(column, "string")]
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -161,7 +139,7 @@ def columns_of_schema(schema: StructType) -> tuple[str, ...]:
                 f"the schema says {field.name!r}: in a schema that column is called {spark_name(column)!r}",
                 key="schema",
             )
-        wanted = COLUMNS[column].ddl if column in COLUMNS else "string"
+        wanted = COLUMNS.get(column, "string")
         found = field.dataType.simpleString()
         if found != wanted:
             raise ConfigError(f"column {field.name!r} is {wanted}, the schema says {found}", key="schema")

@@ -43,7 +43,7 @@ def look(spark: SparkSession, config: Config, summary: Summary) -> None:
         make_folder(config.to, "to")
         make_folder(config.model if config.fit else None, "model")
     found: list[dict[str, Any]] = []
-    failures = Failures(config.failures if config.every_ms else 1, summary)
+    failures = Failures(config.failures, summary)
     brokers = KnownBrokers(config) if config.servers and config.tables is None else None
     rounds = 0
     with settings_of(spark, stats_tables.SETTINGS):

@@ -188,6 +188,7 @@ def check_session() -> Iterator[Finding]:
     """Start a session and read a store of one message through the format."""
     phase("starting Spark")
     from headrace.format.record import encode  # noqa: PLC0415  # needs what was checked before
+    from headrace.spark.jobs.failure import explain  # noqa: PLC0415
     from headrace.spark.session import session  # noqa: PLC0415
 
     record = encode(b"hello", b"doctor", born_ms=1, store_ms=1)
@@ -198,29 +199,16 @@ def check_session() -> Iterator[Finding]:
             (log / segment_name(0)).write_bytes(record.ljust(SEGMENT_BYTES, b"\0"))
             with session("headrace doctor", master="local[1]") as spark:
                 version = spark.version
-                rows = run_read(spark, folder)
+                reader = spark.read.format("headrace").options(store=folder, scan="log", columns="topic,body")
+                try:
+                    rows = [(row["topic"], bytes(row["body"])) for row in reader.load().collect()]
+                except Exception as error:
+                    if explained := explain(error):
+                        raise explained from error
+                    raise
     except HeadraceError as error:
         yield Finding("problem", "session", str(error))
         return
     is_right = rows == [("doctor", b"hello")]
     found = "read a message through the format" if is_right else f"read {rows!r} instead of the message"
     yield Finding("ok" if is_right else "problem", "session", f"Spark {version} started and {found}")
-
-
-def run_read(spark: Any, folder: str) -> list[tuple[str, bytes]]:
-    """Return topic and body of what a store holds.
-
-    Raises:
-        HeadraceError: Spark cannot read it.
-    """
-    from headrace.spark.jobs.failure import explain  # noqa: PLC0415
-
-    reader = spark.read.format("headrace").option("store", folder).option("scan", "log")
-    try:
-        rows = reader.option("columns", "topic,body").load().collect()
-    except Exception as error:
-        found = explain(error)
-        if found is None:
-            raise
-        raise found from error
-    return [(row["topic"], bytes(row["body"])) for row in rows]
