@@ -166,8 +166,12 @@ class MetricsReport:
         broker = sources.broker
         counters = broker.counters
         bugs = counters.listener_errors + counters.service_errors
+        clamped = counters.clamped_positions
         if sources.remoting is not None:
-            bugs += sources.remoting.services.group_services.errors
+            services = sources.remoting.services
+            bugs += services.group_services.errors + services.holds.counters.errors
+            bugs += services.group_services.cold_pulls.counters.errors
+            clamped += services.offsets.counters.clamped
         for name, text, count in (
             ("deleted_topics", "Topics deleted.", counters.topics_deleted),
             ("deleted_channels", "Channels deleted.", counters.channels_deleted),
@@ -176,7 +180,7 @@ class MetricsReport:
                 "Messages that #ephemeral topics dropped at their bound.",
                 counters.evicted_ephemeral,
             ),
-            ("clamped_positions", "Positions beyond the end of the log, put back.", counters.clamped_positions),
+            ("clamped_positions", "Positions beyond the end of the log, put back.", clamped),
             (
                 "lost_queue_offsets",
                 "Queue offsets below a change of a topic or channel whose messages the log lost.",

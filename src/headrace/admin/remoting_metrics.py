@@ -145,9 +145,19 @@ def _message_families(services: Services) -> Iterator[Metric]:
         "dropped": counters.dropped,
     }
     yield labelled("headrace_broker_transactions", "Transactions that ended.", "outcome", outcomes)
+    left = {"left_open": counters.left_open, "repeated": counters.repeated, "refused": counters.refused}
+    yield labelled("headrace_broker_transaction_answers", "Answers that decided nothing.", "outcome", left)
+    yield counter("headrace_broker_unasked_transactions", "Questions that no producer was there for.", counters.unasked)
+    put_off = {"delays": delays.errors, "timers": timed.errors, "transactions": counters.errors}
+    yield labelled("headrace_broker_put_off_deliveries", "Deliveries that the store did not take.", "what", put_off)
     yield counter("headrace_broker_torn_decisions", "Decisions forgotten after a power cut.", counters.torn)
     yield counter("headrace_broker_transaction_checks", "Questions to producers.", counters.checks)
     yield counter("headrace_broker_retries", "Messages sent back to be tried again.", messages.retries.counters.retried)
+    yield counter(
+        "headrace_broker_dropped_retries",
+        "Messages sent back by groups without a retry queue.",
+        messages.retries.counters.dropped,
+    )
     moved = messages.offset_moved.counters
     outcomes = {"written": moved.written, "repeated": moved.repeated, "refused": moved.refused}
     yield labelled("headrace_broker_offset_moved_events", "Pulls of what is not there.", "outcome", outcomes)

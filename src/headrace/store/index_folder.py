@@ -53,7 +53,6 @@ class IndexCounters:
 
     write_errors: int = 0
     damaged_files: int = 0
-    syncs: int = 0
     queries: int = 0
 
 
@@ -432,7 +431,6 @@ class IndexFolder:
         write_note(note, self._directory.index_note)
         self._noted_offset = note.physical_offset
         self._noted_keys = self.keys.added_keys
-        self.counters.syncs += 1
 
     def _doubt_unsynced(self) -> None:
         file = next((file for file in self._files if file.is_unsynced), None)

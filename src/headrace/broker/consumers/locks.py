@@ -33,18 +33,10 @@ class QueueLock:
     renewed_ms: int
 
 
-@dataclass
-class LockCounters:
-    """Events since the start."""
-
-    refused: int = 0
-
-
 class QueueLocks:
     """The locks of every group. Invariant: no group is empty; ``_size`` counts all locks, expired ones included."""
 
     def __init__(self, settings: BrokerSettings) -> None:
-        self.counters = LockCounters()
         self._settings = settings
         self._groups: dict[str, dict[QueueKey, QueueLock]] = {}
         self._size = 0
@@ -67,7 +59,6 @@ class QueueLocks:
         """
         most = self._settings.max_queue_locks
         if self._size + more > most:
-            self.counters.refused += 1
             raise QuotaExceededError(f"the broker has its limit of {most} queue locks (broker.max_queue_locks)")
 
     def lock(self, group: str, client_id: str, keys: Iterable[QueueKey], mono_ms: int) -> list[QueueKey]:

@@ -56,7 +56,6 @@ class ProducerLogCounters:
     """Records that could not be read: what they said is forgotten."""
     torn: int = 0
     """Records of whose messages a power cut took some."""
-    saves: int = 0
     save_errors: int = 0
 
 
@@ -312,7 +311,6 @@ class ProducerLog:
     def _saved(self, unsaved: int, error: Exception | None) -> None:
         self._is_saving = False
         if error is None:
-            self.counters.saves += 1
             self._is_failing = False
             return
         if self._is_closed:

@@ -123,11 +123,8 @@ class RetryCounters:
     """Events since the start."""
 
     retried: int = 0
-    dead: int = 0
     dropped: int = 0
     """Messages of groups without a retry queue."""
-    refused: int = 0
-    """Messages that no consumer was given."""
 
 
 class Retries:
@@ -188,7 +185,6 @@ class Retries:
             return None
         if stored.topic in INTERNAL_TOPICS:
             # No consumer was given it: whoever names it guesses offsets, and must not get to read it this way.
-            self.counters.refused += 1
             raise MessageNotFoundError(stored.physical_offset)
         times = stored.reconsume_times
         if delay_level < 0 or times >= (rules.retry_max_times if max_times is None else max_times):
@@ -208,7 +204,6 @@ class Retries:
         if not work.is_dead:
             self.counters.retried += 1
             return
-        self.counters.dead += 1
         self.letters.note(work.group, work.origin, work.known_as, work.reconsume_times, now_ms)
 
 

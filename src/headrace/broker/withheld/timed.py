@@ -66,8 +66,6 @@ class TimedCounters:
     delivered: int = 0
     dropped: int = 0
     """Messages whose topic was deleted, or that do not say where they belong."""
-    refused: int = 0
-    """Messages with a time that is none, or too far away, and those that would cancel another."""
     errors: int = 0
     """Times that nothing could be delivered because the store took no writes."""
 
@@ -124,7 +122,6 @@ class TimedMessages:
         """
         is_timed = any(properties.get(name) for name in (DELIVER_AT, DELAY_SECONDS, DELAY_MS))
         if is_timed and CANCEL in properties and not level_of(properties):
-            self.counters.refused += 1
             raise InvalidDelayError(
                 f"property {CANCEL}: a message that waits for its time cannot be cancelled, so both would be delivered"
             )
@@ -134,14 +131,12 @@ class TimedMessages:
                 continue
             number = timer_number(text)
             if number is None:
-                self.counters.refused += 1
                 raise InvalidDelayError(
                     f"property {name} = {text[:40]!r} is not a number of {_MAX_DIGITS} digits at most"
                 )
             due_ms = base_ms + number * unit_ms
             most = self._broker.settings.max_delay_ms
             if due_ms - now_ms > most:
-                self.counters.refused += 1
                 raise InvalidDelayError(
                     f"property {name} = {text} is {due_ms - now_ms} ms away, more than broker.max_delay_ms = {most}"
                 )

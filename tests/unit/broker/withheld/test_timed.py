@@ -66,7 +66,6 @@ def test_a_time_that_is_none_or_too_far_is_refused(rig: MessagingRig, properties
     """Issue 4, flow control: the refusal names the property, and the setting where there is one."""
     with pytest.raises(InvalidDelayError, match="property TIMER_"):
         rig.timed.due_ms(properties, rig.clock.now_ms())
-    assert rig.timed.counters.refused == 1
 
 
 def test_messages_come_at_their_time_in_its_order(rig: MessagingRig) -> None:
