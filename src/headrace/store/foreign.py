@@ -152,7 +152,7 @@ def look_at_foreign(
             "since, remove its folder headrace and import it again"
         )
     queues = layout.consume_queues
-    queue_files = sorted(path for path in queues.glob("*/*/*") if is_offset_name(path.name)) if queues.is_dir() else []
+    queue_files = sorted(path for path in _files_of_queues(queues) if is_offset_name(path.name))
     light_queues = {path.parts[-3]: None for path in queue_files if path.parts[-3].startswith(LIGHT_PREFIX)}
     queue_files = [path for path in queue_files if path.parts[-3] not in light_queues]
     files = _log_files(commit_log)
@@ -178,7 +178,7 @@ def look_at_foreign(
         segment_bytes=segment_bytes,
         queue_files=queue_files,
         queue_file_bytes=sizes.pop() if sizes else DEFAULT_FILE_BYTES,
-        batch_topics=sorted({path.parts[-3] for path in (root / BATCH_QUEUES).glob("*/*/*")}),
+        batch_topics=sorted({path.parts[-3] for path in _files_of_queues(root / BATCH_QUEUES)}),
         was_clean=not layout.abort.exists(),
         light_queues=tuple(light_queues),
     )
@@ -207,6 +207,14 @@ def _require_json(store: StoreLayout) -> None:
                 f"{store.config / folder} has in RocksDB what is read from {file}: have RocketMQ write it as JSON "
                 "(storeType and configuration as files, or mqadmin rocksDBConfigToJson), and import that"
             )
+
+
+def _files_of_queues(folder: Path) -> list[Path]:
+    """Return TOPIC/QUEUE/FILE of a folder; ``glob`` would take a folder that cannot be listed for an empty one."""
+    paths = [folder]
+    for _ in range(3):
+        paths = [child for path in paths if path.is_dir() for child in path.iterdir()]
+    return paths
 
 
 def _log_files(commit_log: Path) -> list[Path]:

@@ -152,8 +152,17 @@ def scan_history(path: Path, kind: int) -> HistoryScan:
 
 
 def find_journals(directory: Path) -> list[tuple[int, Path]]:
-    """Return generation and path of the journals in a directory, oldest first."""
-    return sorted((int(path.suffix[1:]), path) for path in directory.glob("journal.*") if path.suffix[1:].isdigit())
+    """Return generation and path of the journals in a directory, oldest first; none where there is no directory.
+
+    Raises:
+        OSError: it cannot be listed; ``glob`` says nothing of that, or takes it for empty (CPython 3.13).
+    """
+    try:
+        paths = list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    journals = (path for path in paths if path.stem == "journal" and path.suffix[1:].isdigit())
+    return sorted((int(path.suffix[1:]), path) for path in journals)
 
 
 def lacks_beginning(directory: Path) -> bool:

@@ -20,6 +20,7 @@ from headrace.broker.channels.journal import (
     ChannelJournal,
     encode_file_head,
     encode_record,
+    find_journals,
     lacks_beginning,
     scan_history,
 )
@@ -542,11 +543,34 @@ def test_a_folder_that_cannot_be_listed_keeps_old_journals_and_takes_the_snapsho
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", refuse)
+        patch.setattr(os, "listdir", refuse)
         compact(journal, [(A, b"S1")])
     assert "old journals not looked for" in caplog.text
     assert sorted(path.name for path in directory.glob("journal.*")) == ["journal.00000001", "journal.00000002"]
     compact(journal, [(A, b"S2")])
     assert sorted(path.name for path in directory.glob("journal.*")) == ["journal.00000003"]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.EIO])
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """What channels had finished would be forgotten: CPython 3.13 keeps such errors back, 3.11 that of permission."""
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"1")])
+    journal.close()
+
+    def refuse(path: object) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        patch.setattr(os, "listdir", refuse)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            find_journals(directory)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            opened(directory, journals)
+    assert opened(directory, journals)[1] == {A: [b"1"]}
 
 
 def test_failed_compaction_leaves_everything_in_use(
