@@ -188,13 +188,14 @@ def test_refused_protocols_are_logged_once_a_minute_each(caplog: pytest.LogCaptu
 
 def test_a_command_without_memory_is_refused_by_its_own_error(caplog: pytest.LogCaptureFixture):
     """The connection was closed without a word, and the log had a traceback; what came before it counts."""
-    bench = Bench(max_body_bytes=64 << 20)
+    body_bytes = 512 << 20  # so much no thread's part of malloc has left
+    bench = Bench(max_body_bytes=body_bytes)
     client, other = bench.client(), bench.client()
-    command = mpub("t", [*[bytes(1 << 20)] * 63, bytes((1 << 20) - 4 - 64 * 4)])
+    begun = b"MPUB t\n" + struct.pack(">III", body_bytes, 512, 1 << 20) + bytes(400_000)
     with little_memory():
-        assert client.send(pub("t", b"before") + command[:400_000]) == [
+        assert client.send(pub("t", b"before") + begun) == [
             OK,
-            (1, b"E_MPUB_FAILED MPUB failed no memory for a command of %d bytes" % len(command)),
+            (1, b"E_MPUB_FAILED MPUB failed no memory for a command of %d bytes" % (len(b"MPUB t\n") + 4 + body_bytes)),
         ]
         assert other.send(pub("t", b"small")) == [OK]
     assert client.transport.eof_sent
