@@ -118,6 +118,9 @@ class Channel:
         Returns:
             How many recorded positions lay beyond the end of the queue and were dropped. When it is not 0 the next
             take_changes() must be in the journal before the queue grows.
+
+        Raises:
+            ValueError: queues are not added in the order of their ids, from 0 on.
         """
     def set_limit(self, queue_id: int, limit: int) -> None:
         """Nothing at or above queue offset ``limit`` enters the channel (topic paused); -1 lifts it."""

@@ -805,6 +805,8 @@ cdef class Channel:
         cdef int64_t end = max(queue.next_offset, queue.visible_offset)
         cdef int64_t clamped = 0
         cdef Py_ssize_t i, first, behind
+        if queue.queue_id != len(self.queues):
+            raise ValueError(f"queue {queue.queue_id} comes after {len(self.queues)} queues: they are added in the order of their ids")
         added.queue = queue
         added.log = queue.log
         added.queue_id = queue.queue_id

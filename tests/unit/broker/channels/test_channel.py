@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.broker.channels.channel import Channel
 from tests.support.channels import (
     COLD,
     DAMAGED,
@@ -16,6 +17,17 @@ from tests.support.channels import (
     REQUEUE,
     Bench,
 )
+
+
+def test_queues_out_of_order_are_refused() -> None:
+    """What is settled is looked up by the queue's id: of another queue it would finish other messages."""
+    bench = Bench(queues=3)
+    channel = Channel("c", "t", **bench.options)
+    channel.add_queue(bench.queues[0], 0)
+    with pytest.raises(ValueError, match="queue 2 comes after 1 queues"):
+        channel.add_queue(bench.queues[2], 0)
+    channel.add_queue(bench.queues[1], 0)
+    assert channel.position(1) == (0, 0)
 
 
 def test_every_message_is_delivered_once_in_order() -> None:
