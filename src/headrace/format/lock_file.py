@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,9 @@ class _Held:
 
 _HELD: Final[dict[int, _Held]] = {}  # by the descriptor of the lock file
 
+LOOK_SECONDS: Final = 0.2
+"""How long a lock is tried for that is held: who only looks, from another container, has it for a moment."""
+_TRIES: Final = 20
 LOCKS: Final = Path("/proc/locks")
 PROCESSES: Final = Path("/proc/self/ns/pid")
 ALL_PROCESSES: Final = 0xEFFFFFFC
@@ -54,6 +58,8 @@ class LockHeldError(Exception):
 def take_lock(path: Path, *, with_folder: bool = False) -> int:
     """Lock a file, made if need be, for this process; return the descriptor that holds the lock until ``release_lock``.
 
+    Blocks for up to LOOK_SECONDS where somebody has it.
+
     Args:
         with_folder: Lock its folder as well, where the file system can.
 
@@ -64,7 +70,7 @@ def take_lock(path: Path, *, with_folder: bool = False) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     folder = -1
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(fd)
         folder = lock_folder(path.parent) if with_folder else -1
         status = path.parent.stat()
         os.ftruncate(fd, 0)
@@ -80,6 +86,19 @@ def take_lock(path: Path, *, with_folder: bool = False) -> int:
         raise
     _HELD[fd] = _Held(path, path.parent, f"{path.parent}/", status, folder)
     return fd
+
+
+def _lock(fd: int) -> None:
+    """Lock an open file for this process alone. Raises: BlockingIOError: another one keeps it."""
+    for left in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(LOOK_SECONDS / _TRIES)
+        else:
+            return
 
 
 def lock_folder(path: Path) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from headrace.format import lock_file
-from headrace.format.lock_file import is_held, release_lock, take_lock
+from headrace.format.lock_file import LockHeldError, is_held, release_lock, take_lock
 
 
 @pytest.fixture
@@ -37,3 +40,21 @@ def test_a_lock_of_another_container_is_seen(
     release_lock(held)
     assert not is_held(lock)
     release_lock(take_lock(lock))  # nor has that one
+
+
+def test_a_look_from_another_container_makes_no_start_fail(lock: Path) -> None:
+    """It holds a lock, shared and for a moment."""
+    release_lock(take_lock(lock))
+    with lock.open("rb") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        ended = threading.Timer(0.05, fcntl.flock, (look, fcntl.LOCK_UN))
+        ended.start()
+        release_lock(take_lock(lock))
+        ended.join()
+
+
+def test_a_lock_that_is_kept_is_waited_for_in_vain(lock: Path) -> None:
+    held = take_lock(lock)
+    with pytest.raises(LockHeldError, match=f"held by process {os.getpid()}"):
+        take_lock(lock)
+    release_lock(held)
