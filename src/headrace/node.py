@@ -33,7 +33,7 @@ from headrace.broker.parts import BrokerParts
 from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
 from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
-from headrace.format.lock_file import release_lock
+from headrace.lock_file import release_lock
 from headrace.net.address import born_of, format_address, own_name, parse_address
 from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener, Shortcut

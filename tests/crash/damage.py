@@ -14,7 +14,7 @@ from typing import Any
 from headrace.batch import PublishBatch
 from headrace.clock import ManualClock
 from headrace.format import record
-from headrace.format.lock_file import LockHeldError, lock_folder
+from headrace.lock_file import LockHeldError, lock_folder
 from headrace.settings import StoreSettings
 from headrace.store.store import Store
 

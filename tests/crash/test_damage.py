@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace.format.lock_file import lock_folder
+from headrace.lock_file import lock_folder
 from tests.crash.damage import _own_folder
 
 

@@ -23,8 +23,8 @@ from typing import Any, Final, Generic, TypeVar
 from headrace.broker.data_version import DataVersion
 from headrace.errors import SideFileError
 from headrace.format import fastjson
-from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import is_special, open_anew, sync_folder
+from headrace.lock_file import require_in_place
 from headrace.log_pace import Trouble
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ import uvloop
 from headrace.broker.access import AccessRules, User, find_rules, is_exposed
 from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
-from headrace.format.lock_file import is_held, owner_in
 from headrace.format.names import is_offset_name
+from headrace.lock_file import is_held, owner_in
 from headrace.net.address import format_address, is_loopback, own_name, parse_address
 from headrace.net.listener import MIN_FILES
 from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, listener_addresses

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from headrace.errors import FormatVersionError, SideFileError
-from headrace.format.lock_file import require_in_place
 from headrace.format.side_shapes import SHAPES
+from headrace.lock_file import require_in_place
 
 FORMAT_VERSION: Final = 1
 """Version of a store's files, that of each side file among them; a higher one refuses the start."""

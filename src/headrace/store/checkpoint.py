@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import SideFileError, UnsyncedError
 from headrace.format.epochs import queue_ends_row, read_queue_ends
 from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES
-from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import FORMAT_VERSION, naming, open_anew, read_side_file, write_side_file
+from headrace.lock_file import require_in_place
 from headrace.log_pace import Trouble
 from headrace.store.consume_queue import UNSYNCED_VIEWS, ConsumeQueue
 from headrace.store.segment import is_syncfs_told_of_errors, sync_file_system

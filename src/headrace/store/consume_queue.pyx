@@ -27,9 +27,9 @@ from posix.unistd cimport close, ftruncate, pread, pwrite
 from libc.errno cimport errno as c_errno
 
 from headrace.errors import UnreadableError, UnsyncedError
-from headrace.format.lock_file import require_in_place
 from headrace.format.names import is_offset_name
 from headrace.format.side_file import naming
+from headrace.lock_file import require_in_place
 from headrace.format.arrays cimport reserve
 from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
 from headrace.store.log_base cimport LogBase

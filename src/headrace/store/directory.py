@@ -9,9 +9,9 @@ from pathlib import Path
 
 from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
 from headrace.format.layout import IDENTITY_BACKUP, REGISTRY, SIDE, StoreLayout
-from headrace.format.lock_file import LockHeldError, take_lock
 from headrace.format.names import MAX_QUEUES, topic_of_directory
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
+from headrace.lock_file import LockHeldError, take_lock
 
 # The registry may have run in this folder before the store was made.
 _OURS_BEFORE_IDENTITY = {"lock", "abort", SIDE, "lost+found", REGISTRY}

@@ -35,11 +35,11 @@ from headrace.errors import (
 )
 from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout
-from headrace.format.lock_file import LockHeldError, lock_folder
 from headrace.format.names import SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES
 from headrace.format.side_file import FORMAT_VERSION, naming, sync_folder, write_side_file
 from headrace.format.sparse import written_ranges
+from headrace.lock_file import LockHeldError, lock_folder
 from headrace.store.consume_queue import count_sound
 from headrace.store.directory import StoreDirectory, queue_folders
 from headrace.store.reader import StoredQueue

@@ -20,10 +20,10 @@ from libc.string cimport memcmp
 from posix.unistd cimport pread, pwrite
 
 from headrace.format.arrays cimport reserve
-from headrace.format.lock_file import require_in_place
 from headrace.format.record cimport load_i32, load_i64, load_u32, store_i64, store_u32
 from headrace.format.side_file import naming
 from headrace.format.sparse import written_ranges
+from headrace.lock_file import require_in_place
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)

@@ -23,10 +23,10 @@ from typing import Final
 
 from headrace.clock import Clock
 from headrace.format.epochs import Epochs
-from headrace.format.lock_file import require_in_place
 from headrace.format.record import BLANK
 from headrace.format.side_file import naming
 from headrace.format.side_shapes import IndexNote
+from headrace.lock_file import require_in_place
 from headrace.log_pace import Trouble
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format.durable_mark import decode_mark, is_whole
-from headrace.format.lock_file import is_held
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.queue_entry import ENTRY, whole_entries
 from headrace.format.record import check
 from headrace.format.side_file import FORMAT_VERSION, is_special, read_side_file
+from headrace.lock_file import is_held
 from headrace.store.directory import Identity, StoreDirectory, queue_folders
 
 CLOSED: Final = "closed"

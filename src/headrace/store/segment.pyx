@@ -23,10 +23,10 @@ from posix.unistd cimport pwrite
 from headrace.format.record cimport find_record
 
 from headrace.errors import SideFileError
-from headrace.format.lock_file import require_in_place
 from headrace.format.names import is_offset_name
 from headrace.format.side_file import sync_folder
 from headrace.format.sparse import written_ranges
+from headrace.lock_file import require_in_place
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)

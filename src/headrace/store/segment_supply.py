@@ -16,9 +16,9 @@ from headrace.errors import (
     StoreFullError,
     remedy_for,
 )
-from headrace.format.lock_file import require_in_place
 from headrace.format.names import segment_name
 from headrace.format.side_file import sync_folder
+from headrace.lock_file import require_in_place
 from headrace.settings import StoreSettings
 from headrace.settings.folder import nearest_folder
 from headrace.store.commit_log import CommitLog

@@ -36,10 +36,10 @@ from headrace.errors import (
     remedy_for,
 )
 from headrace.format.epochs import Epochs
-from headrace.format.lock_file import release_lock, require_in_place
 from headrace.format.names import SCHEDULE_TOPIC, topic_directory
 from headrace.format.side_file import is_removed, sync_folder
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, Histogram
+from headrace.lock_file import release_lock, require_in_place
 from headrace.log_pace import LogPace
 from headrace.settings import StoreSettings
 from headrace.store.boot_note import BootNote

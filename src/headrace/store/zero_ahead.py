@@ -31,7 +31,7 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from headrace.format.lock_file import require_in_place
+from headrace.lock_file import require_in_place
 from headrace.store.commit_log import NEVER_ZEROING, CommitLog
 from headrace.store.segment import is_cached_in_large_folios, is_overwritten_in_place, write_zeros
 

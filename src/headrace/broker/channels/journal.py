@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headrace.errors import FormatVersionError, SideFileError, UnsyncedError, remedy_for
-from headrace.format.lock_file import require_in_place
 from headrace.format.side_file import is_removed, is_special, sync_folder
+from headrace.lock_file import require_in_place
 
 logger = logging.getLogger(__name__)
 

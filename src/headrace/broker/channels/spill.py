@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from headrace.format.lock_file import require_in_place
 from headrace.format.names import is_offset_name, segment_name
+from headrace.lock_file import require_in_place
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.config_file import ConfigFile, FileWriter, Saved
 from headrace.errors import SideFileError, StoreError, StoreLockedError
 from headrace.format import fastjson
-from headrace.format.lock_file import LockHeldError, release_lock, take_lock
+from headrace.lock_file import LockHeldError, release_lock, take_lock
 from headrace.log_pace import LogPace
 from headrace.net.listener import connection_limit
 from headrace.registry.awaited import AWAITED_FILE, AwaitedBrokers, find_awaited_fault

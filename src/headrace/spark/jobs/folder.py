@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.format.lock_file import LockHeldError, release_lock, take_lock
+from headrace.lock_file import LockHeldError, release_lock, take_lock
 from headrace.spark.jobs.config import JobConfig
 from headrace.spark.session import settings_of
 

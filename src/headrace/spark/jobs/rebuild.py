@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
 from headrace.format.epochs import Epochs, noted_queue_ends
 from headrace.format.layout import CONSUME_QUEUES, StoreLayout
-from headrace.format.lock_file import LockHeldError, is_held, release_lock, take_lock
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, whole_entries
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 from headrace.format.side_shapes import IndexFileNote, IndexNote
+from headrace.lock_file import LockHeldError, is_held, release_lock, take_lock
 from headrace.settings import StoreSettings
 from headrace.settings.units import parse_delays_ms
 from headrace.spark.jobs.config import JobConfig, option

@@ -26,7 +26,7 @@ from headrace.broker.channels.journal import (
 )
 from headrace.broker.channels.stored_channels import read_journal
 from headrace.errors import FormatVersionError, SideFileError, UnsyncedError
-from headrace.format.lock_file import release_lock, take_lock
+from headrace.lock_file import release_lock, take_lock
 
 A, B = b"topic/a", b"topic/b"
 

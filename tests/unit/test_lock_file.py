@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.format import lock_file
-from headrace.format.lock_file import LockHeldError, is_held, release_lock, take_lock
+from headrace import lock_file
+from headrace.lock_file import LockHeldError, is_held, release_lock, take_lock
 
 
 @pytest.fixture
