@@ -10,8 +10,9 @@ RERUNS ?= 0
 # This folder, for the shell: its path may have spaces and quotes, which make cannot have in names of targets.
 HERE := "$$PWD"
 # Temporary files of tests, what processes that they kill leave behind, and caches of libraries stay in the repository.
+# Java that runs for seconds spends them on compiling: its first compiler is enough, and its simplest collector.
 SCRATCH := .cache/tmp
-IN_SCRATCH := env TMPDIR=$(HERE)/$(SCRATCH) SPARK_LOCAL_DIRS=$(HERE)/$(SCRATCH) XDG_CACHE_HOME=$(HERE)/.cache MPLCONFIGDIR=$(HERE)/.cache/matplotlib JDK_JAVA_OPTIONS="\"-Djava.io.tmpdir=$$PWD/$(SCRATCH)\" -XX:-UsePerfData"
+IN_SCRATCH := env TMPDIR=$(HERE)/$(SCRATCH) SPARK_LOCAL_DIRS=$(HERE)/$(SCRATCH) XDG_CACHE_HOME=$(HERE)/.cache MPLCONFIGDIR=$(HERE)/.cache/matplotlib JDK_JAVA_OPTIONS="\"-Djava.io.tmpdir=$$PWD/$(SCRATCH)\" -XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 PYTEST := $(IN_SCRATCH) $(BIN)/python -m pytest $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS) --reruns-delay 1 -r aR) $(if $(CI),--durations=15 --durations-min=5)
 COMPILED_SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd')
 # How the exactly-once part of `make crash` runs.

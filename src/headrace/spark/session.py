@@ -90,6 +90,8 @@ MASTER: Final = re.compile(
 TESTING: Final[Mapping[str, str]] = {
     **FILE_MANAGER,
     "spark.driver.memory": "1g",
+    # Most of the time of short runs goes into compiling well what runs a few times.
+    JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
@@ -223,6 +225,8 @@ def prepare(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     settings |= quiet_logging()
+    if JAVA_OPTIONS in settings and JAVA_OPTIONS in conf:  # who sets some does not ask for Spark's log
+        conf = {**conf, JAVA_OPTIONS: f"{settings[JAVA_OPTIONS]} {conf[JAVA_OPTIONS]}"}
     return {**settings, **conf}
 
 

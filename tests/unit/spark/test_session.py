@@ -41,6 +41,13 @@ def test_settings_of_the_caller_win() -> None:
     assert session.prepare("local[2]", {MANAGER: "own.Manager"})[MANAGER] == "own.Manager"
 
 
+def test_options_for_java_of_the_caller_are_added_to_ours() -> None:
+    """Without ours Spark logs what nobody reads."""
+    ours = session.prepare("local[2]", {})[session.JAVA_OPTIONS]
+    assert "log4j2" in ours
+    assert session.prepare("local[2]", {session.JAVA_OPTIONS: "-Xss4m"})[session.JAVA_OPTIONS] == f"{ours} -Xss4m"
+
+
 def socket_settings(conf: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in conf.items() if key.startswith("spark.python.unix.domain.socket.")}
 
