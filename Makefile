@@ -217,7 +217,7 @@ build-debug: $(DEBUG_TREE)/.compiled ## compile with bounds checks into build/de
 DEBUG_TESTS := tests/property $(wildcard $(addprefix tests/unit/,broker format nsq remoting store))
 
 test-debug: build-debug $(VENV)/.extra-test $(VENV)/.extra-spark ## tests of compiled code against the debug build
-	PYTHONPATH=$(HERE)/$(DEBUG_TREE)/src $(PYTEST) $(call BESIDE,$(TEST_JOBS)) --dist loadfile $(DEBUG_TESTS) $(TEST_ARGS)
+	PYTHONPATH=$(HERE)/$(DEBUG_TREE)/src $(PYTEST) $(call BESIDE,$(TEST_JOBS)) --dist loadfile -m 'not slow' $(DEBUG_TESTS) $(TEST_ARGS)
 
 clean: ## remove what was built, but for .venv and the peers in .cache
 	rm -rf build dist $(SCRATCH) src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
