@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from headrace.errors import RequestError, StoreError
 from headrace.net.address import born_of

@@ -10,10 +10,10 @@ Ref: nsq.md 1.5.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.nsq.refusal import RefusedError
 from headrace.nsq.version import server_version
@@ -91,9 +91,8 @@ _request_decoder: Final[msgspec.json.Decoder[_Request | None]] = msgspec.json.De
 _encode_answer = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
-    """What holds for one connection.
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for one connection. No dataclass: many clients connect for one message, and it is made anew for each.
 
     Attributes:
         heartbeat_interval_ms: 0 = the client wants none.
