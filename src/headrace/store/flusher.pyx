@@ -6,13 +6,15 @@ flush to the next without the event loop, which may be busy with a turn of its o
 pipe as fixed structs: the loop learns of them by a readable descriptor.
 """
 
+import errno
 import os
 import threading
 
-from libc.errno cimport errno as c_errno
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.errno cimport EINTR, errno as c_errno
 from libc.stdint cimport int32_t, int64_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
-from posix.unistd cimport read, write
+from posix.unistd cimport write
 
 from headrace.errors import NoThreadError
 
@@ -126,12 +128,11 @@ cdef class Flusher:
         return NEW
 
     def take_result(self):
-        cdef Result result
-        cdef Py_ssize_t got
-        with nogil:
-            got = read(self.done_read, &result, sizeof(result))
-        if got != sizeof(result):
-            raise OSError(c_errno, os.strerror(c_errno), "flush result pipe")
+        # Python's own read, which a signal does not end.
+        cdef bytes raw = os.read(self.done_read, sizeof(Result))
+        cdef const Result* result = <const Result*>PyBytes_AS_STRING(raw)
+        if len(raw) != sizeof(Result):
+            raise OSError(errno.EPIPE, os.strerror(errno.EPIPE), "flush result pipe")
         return result.target, result.error, result.nanoseconds / 1e9
 
     def _run(self):
@@ -153,8 +154,10 @@ cdef class Flusher:
                 started = _now_ns()
                 result.error = 0
                 result.reserved = 0
-                if fdatasync(request.fd) != 0:
-                    result.error = c_errno
+                while fdatasync(request.fd) != 0:
+                    if c_errno != EINTR:    # which says nothing of what was written
+                        result.error = c_errno
+                        break
                 result.target = request.target
                 result.nanoseconds = _now_ns() - started
                 if write(self.done_write, &result, sizeof(result)) != sizeof(result):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +35,26 @@ def test_results_come_in_the_order_of_the_requests(flusher: Flusher, files: list
     for target in range(200):
         assert flusher.request(target, files[target % 2])
     assert [flusher.take_result()[:2] for _ in range(200)] == [(target, 0) for target in range(200)]
+
+
+def test_a_signal_does_not_end_the_wait_for_a_result(flusher: Flusher, files: list[int]) -> None:
+    """Found by the fuzzer, which has an alarm every second: a flush that was waited for failed."""
+    waiting, signalled = threading.get_ident(), threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: signalled.set())
+
+    def interrupt() -> None:
+        while not signalled.wait(0.05):
+            signal.pthread_kill(waiting, signal.SIGUSR1)
+        flusher.request(7, files[0])
+
+    interrupting = threading.Thread(target=interrupt)
+    try:
+        interrupting.start()
+        assert flusher.take_result()[:2] == (7, 0)
+    finally:
+        signalled.set()
+        interrupting.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_request_that_was_not_begun_takes_up_the_next(flusher: Flusher, files: list[int]) -> None:
