@@ -38,7 +38,7 @@ from headrace.format.layout import SIDE, StoreLayout
 from headrace.format.names import SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES
 from headrace.format.side_file import FORMAT_VERSION, naming, sync_folder, write_side_file
-from headrace.format.sparse import written_ranges
+from headrace.format.sparse import has_bytes, written_ranges
 from headrace.lock_file import LockHeldError, lock_folder
 from headrace.store.consume_queue import count_sound
 from headrace.store.directory import StoreDirectory, queue_folders
@@ -251,12 +251,7 @@ def _segments(commit_log: Path, files: list[Path]) -> tuple[list[Path], int]:
 
 def _is_unwritten(path: Path) -> bool:
     with path.open("rb") as file:
-        for start, end in written_ranges(file.fileno(), 0, os.fstat(file.fileno()).st_size):
-            for at in range(start, end, _CHUNK_BYTES):
-                part = os.pread(file.fileno(), min(_CHUNK_BYTES, end - at), at)
-                if part.count(0) != len(part):
-                    return False
-    return True
+        return not has_bytes(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 @dataclass(frozen=True)

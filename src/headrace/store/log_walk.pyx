@@ -24,7 +24,7 @@ from headrace.format.record cimport (
     topic_of,
 )
 from headrace.format.record import decode
-from headrace.format.sparse import written_end
+from headrace.format.sparse import has_bytes, written_end
 
 cdef enum:
     ENTRY_BYTES = 20
@@ -461,22 +461,7 @@ cdef class LogWalk:
         return -1
 
     def has_bytes_behind(self, int64_t position):
-        cdef int64_t chunk, i
-        cdef const uint8_t* base
-        cdef bint found = False
-        while position < self.written_end:
-            chunk = min(<int64_t>(1 << 20), self.written_end - position)
-            with nogil:
-                base = self._need(position, chunk)
-                if base != NULL:
-                    for i in range(chunk):
-                        if base[i] != 0:
-                            found = True
-                            break
-            if found:
-                return True
-            position += chunk
-        return False
+        return has_bytes(self.fd, position, self.written_end)
 
     def is_whole_elsewhere(self, int64_t position):
         cdef int64_t found = self._check(position, -1)

@@ -22,6 +22,7 @@ from headrace.format.record cimport (
     topic_of,
 )
 from headrace.format.record import describe
+from headrace.format.sparse import has_bytes
 from headrace.store.consume_queue cimport ConsumeQueue
 from headrace.store.segment cimport Segment
 
@@ -176,7 +177,7 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
             command_start, command_left = -1, 0
             continue
         # The log ends here: cleanly, if nothing at all was written behind this point.
-        if found != RECORD_UNWRITTEN or _has_bytes_behind(segment, position):
+        if found != RECORD_UNWRITTEN or has_bytes(segment.fd, position, segment_bytes):
             result.torn_offset = offset
             result.torn_reason = describe(found)
         break
@@ -201,20 +202,3 @@ cdef bint _is_torn(hole, int64_t end_offset, int64_t promised_offset, dict known
     """Whether a hole ends where the log is cut, and nobody was promised anything of it."""
     return (hole.end_offset == end_offset and hole.first_offset >= promised_offset
             and hole.reason != MISSING_FILE and hole.first_offset not in known_ends)
-
-
-cdef bint _has_bytes_behind(Segment segment, int64_t position) except -1:
-    """Whether any byte at or behind ``position`` is not zero."""
-    cdef const uint8_t* base = segment.base
-    cdef int64_t at, end
-    cdef bint found = False
-    for at, end in segment.written_ranges(position):
-        with nogil:
-            while at < end:
-                if base[at] != 0:
-                    found = True
-                    break
-                at += 1
-        if found:
-            break
-    return found

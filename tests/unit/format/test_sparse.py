@@ -1,4 +1,4 @@
-"""Where a file that is mostly holes was written last."""
+"""Files that are mostly holes: where they were written, and whether with anything but zeros."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.format.sparse import written_end
+from headrace.format.sparse import has_bytes, written_end
 
 
 def made(path: Path, size: int, *written: int) -> int:
@@ -38,4 +38,16 @@ def test_file_system_that_cannot_say(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "lseek", refuse)
     assert written_end(fd) == 1 << 20
     monkeypatch.undo()
+    os.close(fd)
+
+
+@pytest.mark.parametrize("at", [None, 0, 4095, 4096, 3 << 20, (4 << 20) - 1])
+def test_bytes_that_are_not_zero(tmp_path: Path, at: int | None) -> None:
+    """Zeros that were written are none; nor is what lies in front of the range, or behind it."""
+    fd = made(tmp_path / "any", 4 << 20)
+    os.pwrite(fd, bytes(2 << 20), 1 << 20)
+    if at is not None:
+        os.pwrite(fd, b"x", at)
+    for start, end in ((0, 4 << 20), (4096, 4 << 20), (0, 4095), (1 << 20, 3 << 20)):
+        assert has_bytes(fd, start, end) == (at is not None and start <= at < end)
     os.close(fd)

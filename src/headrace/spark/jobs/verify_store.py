@@ -8,7 +8,6 @@ what counts as damage are those of ``headrace store check``.
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +23,7 @@ from headrace.format.queue_entry import DEFAULT_FILE_BYTES, whole_entries
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
 from headrace.format.side_shapes import IndexNote
+from headrace.format.sparse import has_bytes
 from headrace.settings.units import parse_delays_ms
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
@@ -304,22 +304,11 @@ class StoreCheck:
         if at % size == 0 or not path.is_file():
             return
         with path.open("rb") as file:
-            position = at % size
-            while position < size:
-                try:
-                    position = max(position, os.lseek(file.fileno(), position, os.SEEK_DATA))
-                except OSError:
-                    return  # a hole up to the end
-                raw = os.pread(file.fileno(), min(1 << 20, size - position), position)
-                if any(raw):
-                    self._found.add(Finding(
-                        kind="torn_tail", physical_offset=at, file=layout.name_of(path),
-                        message=f"bytes behind the end of the log at {at} are no record",
-                    ))  # fmt: skip
-                    return
-                if not raw:
-                    return
-                position += len(raw)
+            if has_bytes(file.fileno(), at % size, size):
+                self._found.add(Finding(
+                    kind="torn_tail", physical_offset=at, file=layout.name_of(path),
+                    message=f"bytes behind the end of the log at {at} are no record",
+                ))  # fmt: skip
 
 
 def _index_finding(offset: int, reason: str, file: str | None = None) -> Finding:
