@@ -24,7 +24,7 @@ import uvloop
 from headrace.broker.access import AccessRules, User, find_rules, is_exposed
 from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
-from headrace.format.names import is_offset_name
+from headrace.format.layout import log_files
 from headrace.lock_file import is_held, owner_in
 from headrace.net.address import format_address, is_loopback, own_name, parse_address
 from headrace.net.listener import MIN_FILES
@@ -388,7 +388,7 @@ def check_disk(settings: Settings) -> list[Finding]:
 def count_segments(directory: StoreDirectory) -> tuple[int, bool]:
     """Return how many segments a store has, and whether the newest is one that was made ahead: nothing is in it yet."""
     folder = directory.commit_log
-    paths = sorted(path for path in folder.iterdir() if is_offset_name(path.name)) if folder.is_dir() else []
+    paths = log_files(folder) if folder.is_dir() else []
     if not paths:
         return 0, False
     with paths[-1].open("rb") as newest:

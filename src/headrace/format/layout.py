@@ -5,10 +5,11 @@ Ref: docs/formats/side-files.md.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
-from headrace.format.names import segment_name, topic_directory
+from headrace.format.names import is_offset_name, segment_name, topic_directory
 
 COMMIT_LOG: Final = "commitlog"
 CONSUME_QUEUES: Final = "consumequeue"
@@ -74,6 +75,12 @@ class StoreLayout:
 def queue_folder(consume_queues: Path | str, topic: str, queue_id: int) -> Path:
     """Return the folder of one queue in that of all queues."""
     return Path(consume_queues, topic_directory(topic), str(queue_id))
+
+
+def log_files(commit_log: Path) -> list[Path]:
+    """Return the files of a log in their order; what else has such a name is passed over, as a start does."""
+    with os.scandir(commit_log) as entries:
+        return sorted(Path(entry.path) for entry in entries if is_offset_name(entry.name) and entry.is_file())
 
 
 def segment_file(physical_offset: int, segment_bytes: int) -> str:

@@ -22,8 +22,8 @@ from headrace.errors import StoreError
 from headrace.format import fastjson
 from headrace.format.durable_mark import decode_mark
 from headrace.format.epochs import Epochs
-from headrace.format.layout import StoreLayout
-from headrace.format.names import is_offset_name, segment_name, topic_of_directory
+from headrace.format.layout import StoreLayout, log_files
+from headrace.format.names import segment_name, topic_of_directory
 from headrace.format.record import BLANK_MAGIC, check, find
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
 from headrace.format.sparse import written_end
@@ -112,7 +112,7 @@ class StoreFiles:
 
     def _segment_paths(self) -> list[Path]:
         try:
-            return sorted(path for path in self._folder.iterdir() if is_offset_name(path.name))
+            return log_files(self._folder)
         except OSError as error:
             raise StoreError(f"{self._folder} cannot be read: {error.strerror}") from error
 

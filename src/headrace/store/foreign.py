@@ -34,7 +34,7 @@ from headrace.errors import (
     StoreLockedError,
 )
 from headrace.format.epochs import Epoch, Epochs
-from headrace.format.layout import SIDE, StoreLayout
+from headrace.format.layout import SIDE, StoreLayout, log_files
 from headrace.format.names import SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES
 from headrace.format.side_file import FORMAT_VERSION, naming, sync_folder, write_side_file
@@ -155,7 +155,7 @@ def look_at_foreign(
     queue_files = sorted(path for path in _files_of_queues(queues) if is_offset_name(path.name))
     light_queues = {path.parts[-3]: None for path in queue_files if path.parts[-3].startswith(LIGHT_PREFIX)}
     queue_files = [path for path in queue_files if path.parts[-3] not in light_queues]
-    files = _log_files(commit_log)
+    files = log_files(commit_log) if commit_log.is_dir() else []
     if not files and not queue_files and new_segment_bytes is not None:
         _require_closed(layout)
         return ForeignStore(root, [], new_segment_bytes, [], DEFAULT_FILE_BYTES, [], was_clean=True)
@@ -215,12 +215,6 @@ def _files_of_queues(folder: Path) -> list[Path]:
     for _ in range(3):
         paths = [child for path in paths if path.is_dir() for child in path.iterdir()]
     return paths
-
-
-def _log_files(commit_log: Path) -> list[Path]:
-    if not commit_log.is_dir():
-        return []
-    return sorted(path for path in commit_log.iterdir() if is_offset_name(path.name))
 
 
 def _segments(commit_log: Path, files: list[Path]) -> tuple[list[Path], int]:

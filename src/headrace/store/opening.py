@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 from headrace.errors import DISK_FULL, SideFileError
 from headrace.format import record
 from headrace.format.epochs import Epochs
-from headrace.format.names import is_offset_name, segment_name
+from headrace.format.layout import log_files
+from headrace.format.names import segment_name
 from headrace.format.record import BLANK_MAGIC
 from headrace.format.side_file import FORMAT_VERSION, naming, read_side_file, replacing, write_side_file
 from headrace.store.commit_log import CommitLog
@@ -75,7 +76,7 @@ class RecoveryReport:
 
 def remove_unfinished_segment(log: CommitLog, directory: StoreDirectory) -> None:
     """Remove the file that a crash left while it was being allocated: shorter than a segment, never written to."""
-    paths = sorted(path for path in directory.commit_log.iterdir() if is_offset_name(path.name))
+    paths = log_files(directory.commit_log)
     if paths:
         remove_unfinished(paths[-1], log.segment_bytes)
 

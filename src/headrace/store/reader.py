@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format.durable_mark import decode_mark, is_whole
+from headrace.format.layout import log_files
 from headrace.format.names import is_offset_name, segment_name
 from headrace.format.queue_entry import ENTRY, whole_entries
 from headrace.format.record import check
@@ -135,14 +136,13 @@ class StoreReader:
         return OPEN if is_held(self.directory.lock) else CRASHED
 
     def segments(self) -> list[SegmentFile]:
-        """Return the commit log's files, oldest first; what else has such a name is passed over, as a start does."""
+        """Return the commit log's files, oldest first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
-            for path in self.directory.commit_log.iterdir():
-                if is_offset_name(path.name) and path.is_file():
-                    with contextlib.suppress(FileNotFoundError):
-                        found.append(SegmentFile(path, int(path.name), path.stat().st_size))
-        return sorted(found, key=lambda segment: segment.first_offset)
+            for path in log_files(self.directory.commit_log):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(SegmentFile(path, int(path.name), path.stat().st_size))
+        return found
 
     def queues(self) -> list[StoredQueue]:
         """Return every queue that has a folder."""

@@ -13,7 +13,7 @@ from headrace.spark.jobs.verify_store import StoreCheck
 from headrace.spark.scan import StoreSource
 from headrace.store.opening import Opening
 from headrace.store.segment_supply import SegmentSupply
-from tests.support.stores import store_bench
+from tests.support.stores import SEGMENT_BYTES, store_bench
 from tests.unit.spark.test_files import harm, make_store
 
 
@@ -183,3 +183,15 @@ def test_the_job_says_what_store_check_says(tmp_path, do_harm):
         == {(found.kind, found.message) for found in bench.check().damage}
         != set()
     )
+
+
+@pytest.mark.parametrize("name", [f"commitlog/{SEGMENT_BYTES * 64:020d}"])
+def test_the_job_passes_over_what_store_check_passes_over(tmp_path, name):
+    """A folder that is named as a file, or not as a folder is."""
+    with store_bench(tmp_path / "store") as bench:
+        bench.append("t", *[b"a"] * 100)
+    (bench.root / name).mkdir()
+    (bench.root / name / f"{0:020d}").write_bytes(b"no entries")
+    assert (findings_of(bench.root), bench.check().damage) == ([], [])
+    break_mark(bench.root)
+    assert [found.kind for found in findings_of(bench.root)] == [found.kind for found in bench.check().damage]

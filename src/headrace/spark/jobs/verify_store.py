@@ -17,8 +17,8 @@ from headrace.format import findings
 from headrace.format.durable_mark import decode_mark, is_whole
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
-from headrace.format.layout import INDEX, ROCKETMQ_CHECKPOINT_BYTES, SIDE_KINDS, StoreLayout
-from headrace.format.names import is_offset_name, segment_name
+from headrace.format.layout import INDEX, ROCKETMQ_CHECKPOINT_BYTES, SIDE_KINDS, StoreLayout, log_files
+from headrace.format.names import segment_name
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, whole_entries
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import FORMAT_VERSION, read_side_file
@@ -196,7 +196,7 @@ class StoreCheck:
             expected = end
         if self._layout is None:
             return
-        paths = sorted(path for path in self._layout.commit_log.iterdir() if is_offset_name(path.name))
+        paths = log_files(self._layout.commit_log)
         for path in paths:
             found = path.stat().st_size
             if found != size and not (path is paths[-1] and not self._found.is_closed):
