@@ -9,7 +9,6 @@ from pathlib import Path
 
 from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
 from headrace.format.layout import IDENTITY_BACKUP, REGISTRY, SIDE, StoreLayout
-from headrace.format.names import MAX_QUEUES, topic_of_directory
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 from headrace.lock_file import LockHeldError, take_lock
 
@@ -29,36 +28,6 @@ class Identity:
     segment_bytes: int
     queue_file_bytes: int
     created_ms: int
-
-
-def queue_folders(consume_queues: str) -> list[tuple[str, int, str]]:
-    """Return (topic, queue id, path) of every folder that holds a consume queue; what else lies there is passed over.
-
-    Strings and ``scandir``, since ten thousand Path objects cost a second.
-    """
-    found = []
-    with os.scandir(consume_queues) as topics:
-        for topic in topics:
-            if not topic.is_dir() or not _is_text(topic.name) or topic.name == "lost+found":
-                continue  # the last one is root's, where the folder is a file system of its own
-            with os.scandir(topic.path) as queues:
-                for queue in queues:
-                    if _is_queue_id(queue.name) and queue.is_dir():
-                        found.append((topic_of_directory(topic.name), int(queue.name), queue.path))
-    return sorted(found)
-
-
-def _is_queue_id(name: str) -> bool:
-    """Whether a folder's name is a queue id as we write it: "07" would be a second folder of queue 7.
-
-    No record is taken whose id is higher, and a topic gets every queue below its highest.
-    """
-    return name.isascii() and name.isdigit() and len(name) < 6 and name == str(int(name)) and int(name) < MAX_QUEUES
-
-
-def _is_text(name: str) -> bool:
-    """Whether a file's name is UTF-8."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _sync_above(folder: Path) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from headrace.errors import CorruptRecordError, QueueNotFoundError, StoreError
 from headrace.format.names import CONTROL_TOPIC
-from headrace.format.queue_entry import FILLER_BYTES
+from headrace.format.queue_entry import FILLER_BYTES, StoredQueue
 from headrace.format.record import BLANK, BLANK_MAGIC, UNWRITTEN, check, decode, describe
 from headrace.store.log_walk import LogWalk
-from headrace.store.reader import SegmentFile, StoredQueue, StoreReader
+from headrace.store.reader import SegmentFile, StoreReader
 
 if TYPE_CHECKING:
     from headrace.format.record import DecodedRecord

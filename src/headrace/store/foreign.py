@@ -34,15 +34,14 @@ from headrace.errors import (
     StoreLockedError,
 )
 from headrace.format.epochs import Epoch, Epochs
-from headrace.format.layout import SIDE, StoreLayout, log_files
+from headrace.format.layout import SIDE, StoreLayout, log_files, queue_folders
 from headrace.format.names import SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
-from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES
+from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, StoredQueue
 from headrace.format.side_file import FORMAT_VERSION, naming, sync_folder, write_side_file
 from headrace.format.sparse import has_bytes, written_ranges
 from headrace.lock_file import LockHeldError, lock_folder
 from headrace.store.consume_queue import count_sound
-from headrace.store.directory import StoreDirectory, queue_folders
-from headrace.store.reader import StoredQueue
+from headrace.store.directory import StoreDirectory
 
 STAGING: Final = "importing"
 

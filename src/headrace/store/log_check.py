@@ -24,12 +24,12 @@ from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
 from headrace.format.layout import queue_folder, segment_file
 from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name
-from headrace.format.queue_entry import ENTRY, FILLER_BYTES
+from headrace.format.queue_entry import ENTRY, FILLER_BYTES, StoredQueue
 from headrace.format.record import BAD_OFFSET, UNWRITTEN, decode, describe
 from headrace.store import log_walk
 from headrace.store.check_report import CheckReport
 from headrace.store.log_walk import LogWalk
-from headrace.store.reader import CLOSED, OPEN, SegmentFile, StoredQueue, StoreReader
+from headrace.store.reader import CLOSED, OPEN, SegmentFile, StoreReader
 
 Progress = Callable[[int], None]
 

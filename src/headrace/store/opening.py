@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING
 from headrace.errors import DISK_FULL, SideFileError
 from headrace.format import record
 from headrace.format.epochs import Epochs
-from headrace.format.layout import log_files
+from headrace.format.layout import log_files, queue_folders
 from headrace.format.names import segment_name
 from headrace.format.record import BLANK_MAGIC
 from headrace.format.side_file import FORMAT_VERSION, naming, read_side_file, replacing, write_side_file
 from headrace.store.commit_log import CommitLog
-from headrace.store.directory import StoreDirectory, queue_folders
+from headrace.store.directory import StoreDirectory
 from headrace.store.recovery import MISSING_FILE, Hole, Scan, scan_log
 from headrace.store.segment import Segment, punch_hole
 from headrace.store.segment_supply import remove_unfinished

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import FormatVersionError, SideFileError, StoreError
 from headrace.format.durable_mark import decode_mark, is_whole
-from headrace.format.layout import log_files
-from headrace.format.names import is_offset_name, segment_name
-from headrace.format.queue_entry import ENTRY, whole_entries
+from headrace.format.layout import log_files, queue_folders
+from headrace.format.names import segment_name
+from headrace.format.queue_entry import StoredQueue, whole_entries
 from headrace.format.record import check
 from headrace.format.side_file import FORMAT_VERSION, is_special, read_side_file
 from headrace.lock_file import is_held
-from headrace.store.directory import Identity, StoreDirectory, queue_folders
+from headrace.store.directory import Identity, StoreDirectory
 
 CLOSED: Final = "closed"
 OPEN: Final = "open"
@@ -35,64 +34,6 @@ class SegmentFile:
     path: Path
     first_offset: int
     size_bytes: int
-
-
-class StoredQueue:
-    """The files of one consume queue."""
-
-    def __init__(self, topic: str, queue_id: int, path: Path, file_bytes: int) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
-        self.path = path
-        self.file_bytes = file_bytes
-
-    def files(self) -> list[tuple[int, int]]:
-        """Return (first byte, size) of each file."""
-        found = []
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for entry in os.scandir(self.path):
-                if is_offset_name(entry.name) and entry.is_file():
-                    found.append((int(entry.name), entry.stat().st_size))
-        return sorted(found)
-
-    def extent(self) -> tuple[int, int]:
-        """Return (first queue offset, queue offset behind the last entry written)."""
-        files = self.files()
-        if not files:
-            return 0, 0
-        low, high = files[0][0] // ENTRY.size, (files[-1][0] + self.file_bytes) // ENTRY.size
-        first = low
-        while low < high:
-            middle = (low + high) // 2
-            if ENTRY.unpack(self.read(middle, 1))[1] > 0:
-                low = middle + 1
-            else:
-                high = middle
-        return first, low
-
-    def read(self, from_offset: int, count: int) -> bytes:
-        """Return raw entries; those that no file has are zeros."""
-        parts = []
-        at, end = from_offset * ENTRY.size, (from_offset + count) * ENTRY.size
-        while at < end:
-            start = at // self.file_bytes * self.file_bytes
-            size = min(end, start + self.file_bytes) - at
-            raw = b""
-            path = self.path / segment_name(start)
-            if path.is_file():
-                with contextlib.suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
-                    raw = os.pread(file.fileno(), size, at - start)
-            parts.append(raw.ljust(size, b"\0"))
-            at += size
-        return b"".join(parts)
-
-    def entries(self, from_offset: int, to_offset: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (queue offset, physical offset, record bytes, tag hash); record bytes 0 where there is no entry."""
-        while from_offset < to_offset:
-            count = min(4096, to_offset - from_offset)
-            for physical_offset, record_bytes, tag_hash in ENTRY.iter_unpack(self.read(from_offset, count)):
-                yield from_offset, physical_offset, record_bytes, tag_hash
-                from_offset += 1
 
 
 class StoreReader:

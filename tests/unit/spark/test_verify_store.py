@@ -185,7 +185,7 @@ def test_the_job_says_what_store_check_says(tmp_path, do_harm):
     )
 
 
-@pytest.mark.parametrize("name", [f"commitlog/{SEGMENT_BYTES * 64:020d}"])
+@pytest.mark.parametrize("name", [f"commitlog/{SEGMENT_BYTES * 64:020d}", "consumequeue/t/\u00b2", "consumequeue/t/00"])
 def test_the_job_passes_over_what_store_check_passes_over(tmp_path, name):
     """A folder that is named as a file, or not as a folder is."""
     with store_bench(tmp_path / "store") as bench:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
 from headrace.format.epochs import Epochs, noted_queue_ends
-from headrace.format.layout import CONSUME_QUEUES, StoreLayout
-from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, whole_entries
+from headrace.format.layout import CONSUME_QUEUES, StoreLayout, queue_folder
+from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, StoredQueue, whole_entries
 from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
 from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.lock_file import LockHeldError, is_held, release_lock, take_lock
@@ -236,15 +236,13 @@ class Rebuild:
 
         The record of an offset that was issued may be what is damaged.
         """
-        from headrace.spark.jobs.views import QueueFiles  # noqa: PLC0415  # needs pyarrow
-
-        files = QueueFiles(str(self._store.root), self._file_bytes)
-        first, end = files.extent(topic, queue_id)
+        folder = queue_folder(self._store.consume_queues, topic, queue_id)
+        queue = StoredQueue(topic, queue_id, folder, self._file_bytes)
+        first, end = queue.extent()
         if end <= first:
             return 0
-        (last,) = files.read(topic, queue_id, end - 1, 1)
-        is_plausible = last["size"] == FILLER_BYTES or last["offset"] < self._extent.end
-        return end if is_plausible else 0
+        offset, size, _ = ENTRY.unpack(queue.read(end - 1, 1))
+        return end if size == FILLER_BYTES or offset < self._extent.end else 0
 
     # -- the index --------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ from typing import Any
 from headrace.format import findings
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
-from headrace.format.layout import CONSUME_QUEUES, queue_folder
-from headrace.format.names import segment_name, topic_of_directory
-from headrace.format.queue_entry import FILLER_BYTES
+from headrace.format.layout import CONSUME_QUEUES, queue_folder, queue_folders
+from headrace.format.names import segment_name
+from headrace.format.queue_entry import ENTRY, FILLER_BYTES, StoredQueue
 from headrace.spark.files import LogExtent
 from headrace.spark.jobs.findings import Findings
 from headrace.spark.jobs.lost_ranges import LostRanges
-from headrace.spark.jobs.views import ENTRY, QueueFiles
+from headrace.spark.jobs.views import QueueFiles
 
 
 @dataclass
@@ -63,9 +63,9 @@ class QueueCheck:
         self.queue_count = len(joined)
         for (topic, queue_id), queue in sorted(joined.items()):
             if self._queues is not None:
-                files = self._queues.files(topic, queue_id)
+                files = self._queues.queue(topic, queue_id).files()
                 if files:
-                    self._explain(topic, queue_id, files[0][0] // ENTRY.itemsize, queue.first, self._extent.start - 1)
+                    self._explain(topic, queue_id, files[0][0] // ENTRY.size, queue.first, self._extent.start - 1)
                 elif queue.first > 0 and self._extent.start == 0:
                     self._explain(topic, queue_id, 0, queue.first, -1)
             for expected, found, offset, before in queue.breaks:
@@ -74,7 +74,7 @@ class QueueCheck:
                 else:
                     self._found.add(findings.repeated_queue_offset(topic, queue_id, found, physical_offset=offset))
             if self._queues is not None:
-                end = self._queues.extent(topic, queue_id)[1]
+                end = self._queues.queue(topic, queue_id).extent()[1]
                 self._explain(topic, queue_id, queue.next, end, queue.last_offset)
         self._report_entries(results)
         if self._queues is not None:
@@ -125,14 +125,11 @@ class QueueCheck:
 
     def _entries(self, topic: str, queue_id: int, first: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield (queue offset, physical offset, size) of entries; size 0 where there is none, or no files are read."""
-        while first < end:
-            count = min(4096, end - first)
-            if self._queues is None:
-                yield from ((first + at, 0, 0) for at in range(count))
-            else:
-                for at, entry in enumerate(self._queues.read(topic, queue_id, first, count)):
-                    yield first + at, int(entry["offset"]), int(entry["size"])
-            first += count
+        if self._queues is None:
+            yield from ((at, 0, 0) for at in range(first, end))
+        else:
+            for queue_offset, offset, size, _ in self._queues.queue(topic, queue_id).entries(first, end):
+                yield queue_offset, offset, size
 
     def _report_run(
         self, kind: str, topic: str, queue_id: int, first: int, count: int, after: int, until: int | None
@@ -170,31 +167,27 @@ class QueueCheck:
         """Queues without records, and the sizes of all files."""
         assert self._queues is not None
         folder = Path(self._queues.root, CONSUME_QUEUES)
-        for topic_path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            for path in sorted(topic_path.iterdir()) if topic_path.is_dir() else ():
-                if not path.name.isdigit():
-                    continue
-                topic, queue_id = topic_of_directory(topic_path.name), int(path.name)
-                self._check_sizes(topic, queue_id)
-                if (topic, queue_id) not in joined:
-                    first, end = self._queues.extent(topic, queue_id)
-                    self._explain(topic, queue_id, first, end, self._extent.start - 1)
+        for topic, queue_id, _ in queue_folders(str(folder)) if folder.is_dir() else ():
+            queue = self._queues.queue(topic, queue_id)
+            self._check_sizes(queue)
+            if (topic, queue_id) not in joined:
+                self._explain(topic, queue_id, *queue.extent(), self._extent.start - 1)
 
-    def _check_sizes(self, topic: str, queue_id: int) -> None:
-        assert self._queues is not None
+    def _check_sizes(self, queue: StoredQueue) -> None:
+        topic, queue_id = queue.topic, queue.queue_id
         expected: int | None = None
-        for first_byte, size in self._queues.files(topic, queue_id):
+        for first_byte, size in queue.files():
             name = str(queue_folder(CONSUME_QUEUES, topic, queue_id) / segment_name(first_byte))
-            if first_byte % self._queues.file_bytes:
+            if first_byte % queue.file_bytes:
                 self._found.add(Finding(
                     kind="queue_file_name", message=f"{name} is misnamed", file=name, topic=topic, queue_id=queue_id
                 ))  # fmt: skip
             elif expected is not None and first_byte != expected:
                 self._found.add(findings.missing_queue_file(topic, queue_id, name))
-            if size != self._queues.file_bytes:
-                found = findings.queue_file_size(topic, queue_id, name, size, self._queues.file_bytes)
-                (self._found.add_unfinished if size < self._queues.file_bytes else self._found.note)(found)
-            expected = first_byte + self._queues.file_bytes
+            if size != queue.file_bytes:
+                found = findings.queue_file_size(topic, queue_id, name, size, queue.file_bytes)
+                (self._found.add_unfinished if size < queue.file_bytes else self._found.note)(found)
+            expected = first_byte + queue.file_bytes
 
 
 def _extend(found: list[list[int]], queue_offset: int) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.format.layout import CONSUME_QUEUES, queue_folder
-from headrace.format.names import SCHEDULE_TOPIC, is_offset_name, segment_name
+from headrace.format.names import SCHEDULE_TOPIC
+from headrace.format.queue_entry import StoredQueue
 from headrace.format.record import SYS_PREPARED, tag_hash
 from headrace.spark.decode import Decoder
 from headrace.spark.scan import LogSplit, decode_split
@@ -201,49 +202,11 @@ class QueueFiles:
     root: str
     file_bytes: int
 
-    def folder(self, topic: str, queue_id: int) -> Path:
-        """Return the folder of one queue."""
-        return queue_folder(Path(self.root, CONSUME_QUEUES), topic, queue_id)
-
-    def files(self, topic: str, queue_id: int) -> list[tuple[int, int]]:
-        """Return (first byte, size) of each file of a queue, in order."""
-        try:
-            entries = list(self.folder(topic, queue_id).iterdir())
-        except FileNotFoundError:
-            return []
-        return sorted((int(path.name), path.stat().st_size) for path in entries if is_offset_name(path.name))
+    def queue(self, topic: str, queue_id: int) -> StoredQueue:
+        """Return one queue; its files need not exist."""
+        folder = queue_folder(Path(self.root, CONSUME_QUEUES), topic, queue_id)
+        return StoredQueue(topic, queue_id, folder, self.file_bytes)
 
     def read(self, topic: str, queue_id: int, first: int, count: int) -> Array:
         """Return entries from a queue offset on; those that no file has are zeros."""
-        folder = self.folder(topic, queue_id)
-        found = bytearray(count * ENTRY.itemsize)
-        at, end = first * ENTRY.itemsize, (first + count) * ENTRY.itemsize
-        done = 0
-        while at < end:
-            start = at // self.file_bytes * self.file_bytes
-            size = min(end, start + self.file_bytes) - at
-            try:
-                with (folder / segment_name(start)).open("rb") as file:
-                    file.seek(at - start)
-                    raw = file.read(size)
-            except FileNotFoundError:
-                raw = b""
-            found[done : done + len(raw)] = raw
-            done += size
-            at += size
-        return np.frombuffer(bytes(found), ENTRY)
-
-    def extent(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return (first queue offset, queue offset behind the last entry written)."""
-        files = self.files(topic, queue_id)
-        if not files:
-            return 0, 0
-        first = low = files[0][0] // ENTRY.itemsize
-        high = (files[-1][0] + self.file_bytes) // ENTRY.itemsize
-        while low < high:
-            middle = (low + high) // 2
-            if self.read(topic, queue_id, middle, 1)["size"][0] > 0:
-                low = middle + 1
-            else:
-                high = middle
-        return first, low
+        return np.frombuffer(self.queue(topic, queue_id).read(first, count), ENTRY)
