@@ -113,6 +113,14 @@ def claimed_record(
 # -- the queues --------------------------------------------------------------------------------------------------------
 
 
+def add_to_runs(runs: list[list[int]], queue_offset: int) -> None:
+    """Add a queue offset, which come in order, to the runs [first, count] of those next to each other."""
+    if runs and sum(runs[-1]) == queue_offset:
+        runs[-1][1] += 1
+    else:
+        runs.append([queue_offset, 1])
+
+
 def repeated_queue_offset(
     topic: str, queue_id: int, queue_offset: int, *, physical_offset: int, record_bytes: int | None = None,
     file: str | None = None,

@@ -491,35 +491,26 @@ class LogCheck:
         Args:
             after: Physical offset of the queue's last record before the gap.
         """
-        runs: defaultdict[str, list[int]] = defaultdict(list)
+        runs: defaultdict[str, list[list[int]]] = defaultdict(list)
         for queue_offset, physical_offset, size, _ in queue.entries(first, end):
             if size == FILLER_BYTES:
-                self._add_to_run(queue, runs, "filler", queue_offset)
+                findings.add_to_runs(runs["filler"], queue_offset)
             elif size <= 0:
                 if queue not in self._numbered_anew:  # else it has not come so far yet
-                    self._add_to_run(queue, runs, "none", queue_offset)
+                    findings.add_to_runs(runs["none"], queue_offset)
             elif (lost := self._lost_at(physical_offset)) is not None:
                 lost.named.append(self._damaged(lost, queue, queue_offset, physical_offset, size))
             elif physical_offset < self.report.log.first_offset:
                 continue  # retention removed its segment
             elif self._is_walked and physical_offset >= self._end:
-                self._add_to_run(queue, runs, "beyond", queue_offset)
+                findings.add_to_runs(runs["beyond"], queue_offset)
             elif not self._is_of_topic_anew(queue, queue_offset, physical_offset, size):
                 self._report_stray(queue, queue_offset, physical_offset, size)
-        for kind, run in runs.items():
-            self._report_run(queue, kind, run, after)
+        for kind, found in runs.items():
+            for run_first, count in found:
+                self._report_run(queue, kind, run_first, count, after)
 
-    def _add_to_run(self, queue: StoredQueue, runs: dict[str, list[int]], kind: str, queue_offset: int) -> None:
-        run = runs[kind]
-        if run and run[0] + run[1] == queue_offset:
-            run[1] += 1
-            return
-        if run:
-            self._report_run(queue, kind, run, -1)
-        run[:] = [queue_offset, 1]
-
-    def _report_run(self, queue: StoredQueue, kind: str, run: list[int], after: int) -> None:
-        first, count = run
+    def _report_run(self, queue: StoredQueue, kind: str, first: int, count: int, after: int) -> None:
         where = (queue.topic, queue.queue_id, first, count, self._entry_file(queue, first))
         if kind == "filler":
             self.report.info.append(findings.skipped_offsets(*where))

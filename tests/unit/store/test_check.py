@@ -200,6 +200,23 @@ def test_wrong_missing_and_stray_entries_are_named(bench: StoreBench) -> None:
     assert len(placed) == 200
 
 
+def test_every_run_of_missing_records_is_named(bench: StoreBench) -> None:
+    """Damage before them in the log explains none; the first of two runs in one gap was taken for explained by it."""
+    (damaged,) = bench.append("other", b"damaged")
+    bench.append("t", *[b"a"] * 5)
+    bench.store.queue("t", 0).skip_to(8)
+    bench.append("t", b"behind")
+    bench.close()
+    bench.overwrite(damaged[2] + 90, b"!")
+    file = bench.root / "consumequeue/t/0/00000000000000000000"
+    raw = bytearray(file.read_bytes())
+    raw[5 * 20 : 6 * 20] = raw[7 * 20 : 8 * 20] = bytes(20)
+    file.write_bytes(raw)
+    report = bench.check()
+    assert [(f.queue_offset, f.count) for f in report.damage if f.kind == "missing_records"] == [(5, 1), (7, 1)]
+    assert [(f.queue_offset, f.count) for f in report.info if f.kind == "skipped_offsets"] == [(6, 1)]
+
+
 def test_a_missing_segment_is_named_with_its_records(bench: StoreBench) -> None:
     """Holes in the sequence of files that no epoch explains."""
     placed = closed(bench)

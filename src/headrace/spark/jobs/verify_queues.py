@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,18 +104,18 @@ class QueueCheck:
             after: Physical offset of the queue's last record before the gap.
             until: Of the one behind it; None: there is none.
         """
-        runs: dict[str, list[list[int]]] = {}
+        runs: defaultdict[str, list[list[int]]] = defaultdict(list)
         for queue_offset, offset, size in self._entries(topic, queue_id, first, end):
             if size == FILLER_BYTES:
-                _extend(runs.setdefault("filler", []), queue_offset)
+                findings.add_to_runs(runs["filler"], queue_offset)
             elif size <= 0:
-                _extend(runs.setdefault("none", []), queue_offset)
+                findings.add_to_runs(runs["none"], queue_offset)
             elif self._lost.name_entry(topic, queue_id, queue_offset, offset, size):
                 continue
             elif offset < self._extent.start:
                 continue  # retention removed its segment
             elif offset >= self._extent.end:
-                _extend(runs.setdefault("beyond", []), queue_offset)
+                findings.add_to_runs(runs["beyond"], queue_offset)
             else:
                 self._found.add(findings.stray_entry(
                     topic, queue_id, queue_offset, physical_offset=offset, record_bytes=size
@@ -153,12 +154,12 @@ class QueueCheck:
         return any(after < point <= stop for point in points)
 
     def _report_entries(self, results: list[dict[str, Any]]) -> None:
-        absent: dict[tuple[str, int], list[list[int]]] = {}
+        absent: defaultdict[tuple[str, int], list[list[int]]] = defaultdict(list)
         for result in results:
             for wrong in result["wrong"]:
                 self._found.add(findings.wrong_entry(**wrong))
             for missing in result["missing"]:
-                _extend(absent.setdefault((missing["topic"], missing["queue_id"]), []), missing["queue_offset"])
+                findings.add_to_runs(absent[missing["topic"], missing["queue_id"]], missing["queue_offset"])
         for (topic, queue_id), found in sorted(absent.items()):
             for first, count in found:
                 self._found.add(findings.missing_entries(topic, queue_id, first, count))
@@ -188,10 +189,3 @@ class QueueCheck:
                 found = findings.queue_file_size(topic, queue_id, name, size, queue.file_bytes)
                 (self._found.add_unfinished if size < queue.file_bytes else self._found.note)(found)
             expected = first_byte + queue.file_bytes
-
-
-def _extend(found: list[list[int]], queue_offset: int) -> None:
-    if found and found[-1][0] + found[-1][1] == queue_offset:
-        found[-1][1] += 1
-    else:
-        found.append([queue_offset, 1])
