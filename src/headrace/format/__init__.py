@@ -8,5 +8,6 @@ what clients did to bodies. ``side_file`` reads small checksummed JSON files and
 ``side_shapes`` is what they hold; ``fastjson`` reads and writes RocketMQ's JSON; ``durable_mark`` is the bytes of that
 file. ``names`` spells files and folders; ``queue_entry`` reads the files of consume queues; ``layout`` is what lies
 where in a store's folder; ``sparse`` makes files that are mostly holes; ``epochs`` says what a log left out;
-``findings`` is how damage is named. The package must not know who stores or reads what. Ref: docs/formats.
+``findings`` is how damage is named, ``lost_ranges`` where it lies. The package must not know who stores or reads what.
+Ref: docs/formats.
 """

@@ -11,18 +11,17 @@ entries not yet written for records above the checkpoint, and everything that a 
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import CorruptRecordError
 from headrace.format import findings
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
 from headrace.format.layout import queue_folder, segment_file
+from headrace.format.lost_ranges import LostRange, LostRanges
 from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name
 from headrace.format.queue_entry import ENTRY, FILLER_BYTES, StoredQueue
 from headrace.format.record import BAD_OFFSET, UNWRITTEN, decode, describe
@@ -35,20 +34,12 @@ Progress = Callable[[int], None]
 
 
 @dataclass(slots=True)
-class LostRange:
-    """A range of the log without whole records, with whole ones behind it."""
+class InvalidRange(LostRange):
+    """One whose bytes were read."""
 
-    first: int
-    end: int
-    reason: str
-    segment: str
-    claims: Any = None
-    is_misplaced: bool = False
-    was_read: bool = True
     command_offset: int = -1
     """Where the command begins that is open in front of it."""
     command_records: int = 0
-    named: list[Finding] = field(default_factory=list)
 
 
 class LogCheck:
@@ -70,7 +61,7 @@ class LogCheck:
         self.mark = report.log.durable_mark
         self.size = reader.identity.segment_bytes
         self.walk = LogWalk(self.size, report.log.checkpoint_offset)
-        self.lost: list[LostRange] = []
+        self.lost = LostRanges(self.size)
         self.breaks: list[int] = [end for _, end in epochs.gaps]
         self.queues: dict[tuple[str, int], StoredQueue] = {}
         self._track_queue: list[StoredQueue] = []
@@ -97,7 +88,7 @@ class LogCheck:
         self._is_walked = True
         self._finish_log()
         self._finish_queues()
-        self._report_lost()
+        self.report.damage.extend(self.lost.findings())
 
     def _check_segments(self) -> None:
         """Names, sizes and gaps between the files."""
@@ -113,9 +104,7 @@ class LogCheck:
                 self._report_segment_size(segment, name)
             if segment.first_offset > expected and not self.epochs.is_gap(expected, segment.first_offset):
                 report.damage.append(findings.missing_segment(expected, segment.first_offset, name))
-                self.lost.append(LostRange(
-                    expected, segment.first_offset, "segment file is missing", name, was_read=False
-                ))  # fmt: skip
+                self.lost.add(LostRange(expected, segment.first_offset, "segment file is missing", name))
                 self.breaks.append(segment.first_offset)
             expected = segment.first_offset + size
         self.breaks.sort()
@@ -195,11 +184,11 @@ class LogCheck:
             return True
         return self._leave_segment(number, lost)
 
-    def _lost_here(self, segment: SegmentFile) -> LostRange:
+    def _lost_here(self, segment: SegmentFile) -> InvalidRange:
         """Return what is invalid from the walk's place on; where it ends is known of a misplaced record alone."""
         walk = self.walk
         offset = segment.first_offset + walk.position
-        lost = LostRange(
+        lost = InvalidRange(
             offset, 0, describe(walk.found), self.reader.name_of(segment.path), claims=walk.claims(walk.position),
             command_offset=walk.command_offset, command_records=walk.command_records,
         )  # fmt: skip
@@ -267,7 +256,7 @@ class LogCheck:
         is_torn = self.walk.found != UNWRITTEN or self.walk.has_bytes_behind(self.walk.position)
         if not is_torn or tail.first < self.mark or self.report.state == OPEN:
             return  # below the durable mark it is loss, which _finish_log reports
-        self._report_torn(tail.segment, tail.first, tail.reason)
+        self._report_torn(tail.file, tail.first, tail.reason)
 
     def _report_torn(self, name: str, offset: int, reason: str) -> None:
         self.report.add_unfinished(Finding(
@@ -276,16 +265,15 @@ class LogCheck:
             "the next start cuts them off",
         ))  # fmt: skip
 
-    def _lost_before(self, end: int, promised: int) -> LostRange | None:
+    def _lost_before(self, end: int, promised: int) -> InvalidRange | None:
         """Return what was found invalid right in front of ``end``, if nobody was promised anything of it."""
-        last = self.lost[-1] if self.lost else None
-        if last is None or last.end != end or last.first < promised or not last.was_read:
+        last = self.lost.ranges[-1] if self.lost.ranges else None
+        if not isinstance(last, InvalidRange) or last.end != end or last.first < promised:
             return None
         return None if last.first in self.known_holes else last
 
     def _note_lost(self, lost: LostRange) -> None:
-        self.lost.append(lost)
-        self.lost.sort(key=lambda known: known.first)
+        self.lost.add(lost)
         self.breaks.append(lost.end)
         self.breaks.sort()
 
@@ -299,7 +287,7 @@ class LogCheck:
             kind="unreadable", file=name, physical_offset=offset, end_offset=end, reason=os.strerror(error),
             message=f"{name} cannot be read from physical offset {offset} on: {os.strerror(error)}",
         ))  # fmt: skip
-        self._note_lost(LostRange(offset, end, os.strerror(error), name, was_read=False))
+        self._note_lost(LostRange(offset, end, os.strerror(error), name))
         self.walk.seek(self.size)
         self._end = end
 
@@ -320,8 +308,8 @@ class LogCheck:
             torn = self._lost_before(end, max(promised, self.epochs.newest.first_offset))
             if torn is None:
                 break
-            self.lost.remove(torn)
-            self._report_torn(torn.segment, torn.first, torn.reason)
+            self.lost.ranges.remove(torn)
+            self._report_torn(torn.file, torn.first, torn.reason)
             end, command, records = torn.first, torn.command_offset, torn.command_records
         end = max(end, self.epochs.newest.first_offset)
         self._end = log.end_offset = end
@@ -498,8 +486,8 @@ class LogCheck:
             elif size <= 0:
                 if queue not in self._numbered_anew:  # else it has not come so far yet
                     findings.add_to_runs(runs["none"], queue_offset)
-            elif (lost := self._lost_at(physical_offset)) is not None:
-                lost.named.append(self._damaged(lost, queue, queue_offset, physical_offset, size))
+            elif self.lost.name_entry(queue.topic, queue.queue_id, queue_offset, physical_offset, size):
+                continue
             elif physical_offset < self.report.log.first_offset:
                 continue  # retention removed its segment
             elif self._is_walked and physical_offset >= self._end:
@@ -525,33 +513,6 @@ class LogCheck:
             queue.topic, queue.queue_id, queue_offset, physical_offset=physical_offset, record_bytes=size,
             file=self._entry_file(queue, queue_offset),
         ))  # fmt: skip
-
-    # -- what was lost ----------------------------------------------------------------------------------------------
-
-    def _lost_at(self, physical_offset: int) -> LostRange | None:
-        index = bisect_right(self.lost, physical_offset, key=lambda lost: lost.first) - 1
-        if index >= 0 and physical_offset < self.lost[index].end:
-            return self.lost[index]
-        return None
-
-    def _damaged(self, lost: LostRange, queue: StoredQueue, queue_offset: int, offset: int, size: int) -> Finding:
-        return findings.damaged_record(
-            queue.topic, queue.queue_id, queue_offset, physical_offset=offset, record_bytes=size,
-            reason=lost.reason if offset == lost.first else "inside a damaged range", file=self._segment_at(offset),
-            is_misplaced=lost.is_misplaced and offset == lost.first,
-        )  # fmt: skip
-
-    def _report_lost(self) -> None:
-        """Every hole, and the records in it by whoever can name them."""
-        for lost in self.lost:
-            self.report.damage.append(findings.hole(lost.first, lost.end, lost.reason, lost.segment))
-            named = lost.named
-            if not any(finding.physical_offset == lost.first for finding in named) and lost.claims is not None:
-                self.report.damage.append(findings.claimed_record(
-                    lost.claims, physical_offset=lost.first, reason=lost.reason, file=lost.segment,
-                    is_misplaced=lost.is_misplaced,
-                ))  # fmt: skip
-            self.report.damage.extend(sorted(named, key=lambda finding: finding.physical_offset or 0))
 
     def _segment_at(self, physical_offset: int) -> str:
         return segment_file(physical_offset, self.size)

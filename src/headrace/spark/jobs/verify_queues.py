@@ -12,11 +12,11 @@ from headrace.format import findings
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
 from headrace.format.layout import CONSUME_QUEUES, queue_folder, queue_folders
+from headrace.format.lost_ranges import LostRanges
 from headrace.format.names import segment_name
 from headrace.format.queue_entry import ENTRY, FILLER_BYTES, StoredQueue
 from headrace.spark.files import LogExtent
 from headrace.spark.jobs.findings import Findings
-from headrace.spark.jobs.lost_ranges import LostRanges
 from headrace.spark.jobs.views import QueueFiles
 
 
@@ -149,7 +149,7 @@ class QueueCheck:
                 self._found.add(missing)
 
     def _is_broken_between(self, after: int, until: int | None) -> bool:
-        points = [lost.end for lost in self._lost] + [start for _, start in self._epochs.gaps]
+        points = [lost.end for lost in self._lost.ranges] + [start for _, start in self._epochs.gaps]
         stop = self._extent.end if until is None else until
         return any(after < point <= stop for point in points)
 

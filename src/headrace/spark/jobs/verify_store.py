@@ -1,7 +1,7 @@
 """The driver's part of checking one log: side files, the log's own gaps and its end.
 
 Tasks report where records do not touch and where queue offsets jump. Most gaps are blank records at the end of a file;
-what else lies there is damage (``lost_ranges``). The queues are judged by ``verify_queues``. The kinds of findings and
+what else lies there is damage. The queues are judged by ``verify_queues``. The kinds of findings and
 what counts as damage are those of ``headrace store check``.
 """
 
@@ -17,7 +17,8 @@ from headrace.format import findings
 from headrace.format.durable_mark import decode_mark, is_whole
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
-from headrace.format.layout import INDEX, ROCKETMQ_CHECKPOINT_BYTES, SIDE_KINDS, StoreLayout, log_files
+from headrace.format.layout import INDEX, ROCKETMQ_CHECKPOINT_BYTES, SIDE_KINDS, StoreLayout, log_files, segment_file
+from headrace.format.lost_ranges import LostRange, LostRanges
 from headrace.format.names import segment_name
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, whole_entries
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
@@ -28,7 +29,6 @@ from headrace.settings.units import parse_delays_ms
 from headrace.spark.errors import DataLossError
 from headrace.spark.files import LogExtent
 from headrace.spark.jobs.findings import Findings
-from headrace.spark.jobs.lost_ranges import LostRange, LostRanges
 from headrace.spark.jobs.summary import count_of
 from headrace.spark.jobs.verify import Config
 from headrace.spark.jobs.verify_log import LogTask
@@ -192,7 +192,7 @@ class StoreCheck:
         for start, end in self.extent.runs:
             if not self._epochs.is_gap(expected, start):
                 self._found.add(findings.missing_segment(expected, start))
-                self._lost.add(LostRange(expected, start, "segment file is missing"))
+                self._lost.add(LostRange(expected, start, "segment file is missing", segment_file(expected, size)))
             expected = end
         if self._layout is None:
             return
@@ -216,7 +216,7 @@ class StoreCheck:
         if (
             first >= end
             or self._epochs.is_gap(first, end)
-            or any(lost.first == first and lost.end == end for lost in self._lost)
+            or any(lost.first == first and lost.end == end for lost in self._lost.ranges)
         ):
             return
         data = self._peek(first)
@@ -227,7 +227,7 @@ class StoreCheck:
             return
         reason = describe(check(data, 0, first)) if data else "it cannot be read"
         claim = claims.get(first) or _decode(data)
-        self._lost.add(LostRange(first, end, reason, claim))
+        self._lost.add(LostRange(first, end, reason, segment_file(first, size), claim))
 
     def _is_blank(self, data: bytes | memoryview, first: int, segment_end: int) -> bool:
         return (

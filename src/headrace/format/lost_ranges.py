@@ -6,7 +6,7 @@ The queue entries that still point into a range name its records; where none are
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,68 +21,71 @@ class LostRange:
 
     Attributes:
         first, end: Physical offsets, ``end`` exclusive.
+        file: Which the finding about it names.
         claims: What the fields of the record at ``first`` say, as far as they add up.
-        named: Records in it, by physical offset.
+        is_misplaced: That record is whole, and of another place.
+        named: Records in it.
     """
 
     first: int
     end: int
     reason: str
-    claims: dict[str, Any] | None = None
-    named: dict[int, Finding] = field(default_factory=dict)
+    file: str
+    claims: Mapping[str, Any] | None = None
+    is_misplaced: bool = False
+    named: list[Finding] = field(default_factory=list)
 
 
 class LostRanges:
-    """All of one log, in its order."""
+    """All of one log.
+
+    Attributes:
+        ranges: In the order of the log; none overlaps another.
+    """
 
     def __init__(self, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
-        self._ranges: list[LostRange] = []
-
-    def __iter__(self) -> Iterator[LostRange]:
-        return iter(self._ranges)
+        self.ranges: list[LostRange] = []
 
     def add(self, lost: LostRange) -> None:
-        """Add a range; none overlaps another."""
-        self._ranges.append(lost)
-        self._ranges.sort(key=lambda known: known.first)
+        """Add a range."""
+        self.ranges.append(lost)
+        self.ranges.sort(key=lambda known: known.first)
 
     def at(self, physical_offset: int) -> LostRange | None:
         """Return the range that holds an offset, None for an offset that is not lost."""
-        index = bisect_right(self._ranges, physical_offset, key=lambda lost: lost.first) - 1
-        if index >= 0 and physical_offset < self._ranges[index].end:
-            return self._ranges[index]
+        index = bisect_right(self.ranges, physical_offset, key=lambda lost: lost.first) - 1
+        if index >= 0 and physical_offset < self.ranges[index].end:
+            return self.ranges[index]
         return None
 
-    def name_claims(self, claims: dict[int, dict[str, Any]]) -> None:
+    def name_claims(self, claims: Mapping[int, Mapping[str, Any]]) -> None:
         """Name damaged records by their own fields, which may be what is damaged."""
         for offset, claim in claims.items():
             lost = self.at(offset)
             if lost is not None:
-                lost.named[offset] = self._claimed(lost, claim, offset)
+                file = segment_file(offset, self._segment_bytes)
+                lost.named.append(findings.claimed_record(claim, physical_offset=offset, reason=lost.reason, file=file))
 
     def name_entry(self, topic: str, queue_id: int, queue_offset: int, offset: int, size: int) -> bool:
         """Name a damaged record by the queue entry that points at it; False when its place is not lost."""
         lost = self.at(offset)
         if lost is None:
             return False
-        lost.named[offset] = findings.damaged_record(
+        lost.named.append(findings.damaged_record(
             topic, queue_id, queue_offset, physical_offset=offset, record_bytes=size,
-            reason=lost.reason if offset == lost.first else "inside a damaged range", file=self._segment_at(offset),
-        )  # fmt: skip
+            reason=lost.reason if offset == lost.first else "inside a damaged range",
+            file=segment_file(offset, self._segment_bytes), is_misplaced=lost.is_misplaced and offset == lost.first,
+        ))  # fmt: skip
         return True
-
-    def _claimed(self, lost: LostRange, claim: dict[str, Any], offset: int) -> Finding:
-        file = self._segment_at(offset)
-        return findings.claimed_record(claim, physical_offset=offset, reason=lost.reason, file=file)
 
     def findings(self) -> Iterator[Finding]:
         """Yield each range, and behind it the records in it that somebody has named."""
-        for lost in self._ranges:
-            yield findings.hole(lost.first, lost.end, lost.reason, self._segment_at(lost.first))
-            if lost.first not in lost.named and lost.claims is not None:
-                lost.named[lost.first] = self._claimed(lost, lost.claims, lost.first)
-            yield from (lost.named[offset] for offset in sorted(lost.named))
-
-    def _segment_at(self, physical_offset: int) -> str:
-        return segment_file(physical_offset, self._segment_bytes)
+        for lost in self.ranges:
+            yield findings.hole(lost.first, lost.end, lost.reason, lost.file)
+            if lost.claims is not None and all(named.physical_offset != lost.first for named in lost.named):
+                yield findings.claimed_record(
+                    lost.claims, physical_offset=lost.first, reason=lost.reason, file=lost.file,
+                    is_misplaced=lost.is_misplaced,
+                )  # fmt: skip
+            yield from sorted(lost.named, key=lambda named: named.physical_offset or 0)
