@@ -200,6 +200,14 @@ def missing_queue_file(topic: str, queue_id: int, file: str) -> Finding:
     )  # fmt: skip
 
 
+def queue_file_name(topic: str, queue_id: int, file: str, file_bytes: int) -> Finding:
+    """Say that a file of a queue is named as no such file can be."""
+    return Finding(
+        kind="queue_file_name", file=file, topic=topic, queue_id=queue_id,
+        message=f"{file} is not a multiple of the file size {file_bytes}",
+    )  # fmt: skip
+
+
 def queue_file_size(topic: str, queue_id: int, file: str, found_bytes: int, file_bytes: int) -> Finding:
     """Say that a file of a queue has another length: one that is too short is damage in a closed store, no other is."""
     harmless = "; what is behind is never read" if found_bytes > file_bytes else ""

@@ -462,10 +462,7 @@ class LogCheck:
         for first_byte, size in queue.files():
             name = f"{self.reader.name_of(queue.path)}/{segment_name(first_byte)}"
             if first_byte % queue.file_bytes:
-                self.report.damage.append(Finding(
-                    kind="queue_file_name", file=name, topic=queue.topic, queue_id=queue.queue_id,
-                    message=f"{name} is not a multiple of the file size {queue.file_bytes}",
-                ))  # fmt: skip
+                self.report.damage.append(findings.queue_file_name(queue.topic, queue.queue_id, name, queue.file_bytes))
             elif expected is not None and first_byte != expected:
                 self.report.damage.append(findings.missing_queue_file(queue.topic, queue.queue_id, name))
             if size != queue.file_bytes:

@@ -154,6 +154,11 @@ def lose_queue_file(bench, _):
     sorted((bench.root / "consumequeue" / "t" / "0").iterdir())[2].unlink()
 
 
+def misname_queue_file(bench, _):
+    path = max((bench.root / "consumequeue" / "t" / "0").iterdir())
+    path.rename(path.with_name(segment_name(int(path.name) + 20)))
+
+
 def raise_checkpoint(bench, _):
     path = bench.root / "headrace" / "checkpoint.json"
     payload = read_side_file(path, "checkpoint", 1, "")
@@ -169,7 +174,7 @@ def cut_rocketmq_checkpoint(bench, _):
     "do_harm",
     [
         flip_body, lose_first_file, lose_inner_file, clear_entries, redirect_entry, shorten_queue_file, lose_queue_file,
-        raise_checkpoint, cut_rocketmq_checkpoint,
+        misname_queue_file, raise_checkpoint, cut_rocketmq_checkpoint,
     ],
     ids=lambda harm: harm.__name__,
 )  # fmt: skip

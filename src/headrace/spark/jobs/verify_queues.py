@@ -10,7 +10,6 @@ from typing import Any
 
 from headrace.format import findings
 from headrace.format.epochs import Epochs
-from headrace.format.findings import Finding
 from headrace.format.layout import CONSUME_QUEUES, queue_folder, queue_folders
 from headrace.format.lost_ranges import LostRanges
 from headrace.format.names import segment_name
@@ -180,9 +179,7 @@ class QueueCheck:
         for first_byte, size in queue.files():
             name = str(queue_folder(CONSUME_QUEUES, topic, queue_id) / segment_name(first_byte))
             if first_byte % queue.file_bytes:
-                self._found.add(Finding(
-                    kind="queue_file_name", message=f"{name} is misnamed", file=name, topic=topic, queue_id=queue_id
-                ))  # fmt: skip
+                self._found.add(findings.queue_file_name(topic, queue_id, name, queue.file_bytes))
             elif expected is not None and first_byte != expected:
                 self._found.add(findings.missing_queue_file(topic, queue_id, name))
             if size != queue.file_bytes:
