@@ -5,22 +5,17 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptRecordError, QueueNotFoundError, StoreError
 from headrace.format.names import CONTROL_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES, StoredQueue
-from headrace.format.record import BLANK, BLANK_MAGIC, UNWRITTEN, check, decode, describe
+from headrace.format.record import BLANK, UNWRITTEN, decode, describe
 from headrace.store.log_walk import LogWalk
 from headrace.store.reader import SegmentFile, StoreReader
 
 if TYPE_CHECKING:
     from headrace.format.record import DecodedRecord
-
-_MAX_RECORD_BYTES: Final = 64 << 20
-"""More cannot be a record, whatever its size field says."""
-_READ_FIRST_BYTES: Final = 4096
-_BUFFER_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,15 +122,13 @@ def _single(reader: StoreReader, physical_offset: int) -> Iterator[Found]:
     size = reader.identity.segment_bytes
     for segment in reader.segments():
         if segment.first_offset <= physical_offset < segment.first_offset + size:
-            with segment.path.open("rb") as file:
-                raw = _read(file, physical_offset - segment.first_offset, size)
-            found = check(raw, 0, physical_offset)
-            if found <= 0:
+            found = _open(segment, size).record(physical_offset - segment.first_offset)
+            if isinstance(found, int):
                 raise CorruptRecordError(
                     f"no whole record begins at physical offset {physical_offset}: {describe(found)}",
                     physical_offset=physical_offset,
                 )
-            yield physical_offset, decode(raw)
+            yield physical_offset, found
             return
     raise StoreError(f"the log does not hold physical offset {physical_offset}")
 
@@ -185,34 +178,24 @@ def _of_log(reader: StoreReader) -> Iterator[Found]:
 
 
 def _of_segment(segment: SegmentFile, segment_bytes: int) -> Iterator[Found]:
-    first_offset = segment.first_offset
-    walk = LogWalk(segment_bytes, 0)
-    walk.open(str(segment.path), first_offset)
+    walk = _open(segment, segment_bytes)
     position = 0
-    with segment.path.open("rb", buffering=_BUFFER_BYTES) as file:
-        while position < segment_bytes:
-            room = segment_bytes - position
-            raw = _read(file, position, room)
-            # A blank record says how much room there is.
-            is_blank = raw[:8] == room.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big")
-            found = BLANK if is_blank else check(raw, 0, first_offset + position)
-            if found > 0:
-                yield first_offset + position, decode(raw)
-                position += found
-                continue
-            if found == BLANK:
-                return
-            following = walk.find(position + 1)
-            end = following if following >= 0 else segment_bytes
-            is_unwritten = found == UNWRITTEN and following < 0
-            yield first_offset + position, DamagedRange(first_offset + end, describe(found), is_unwritten)
-            position = end
+    while position < segment_bytes:
+        found = walk.record(position)
+        if found == BLANK:
+            return
+        if not isinstance(found, int):
+            yield segment.first_offset + position, found
+            position += found["record_bytes"]
+            continue
+        following = walk.find(position + 1)
+        end = following if following >= 0 else segment_bytes
+        is_unwritten = found == UNWRITTEN and following < 0
+        yield segment.first_offset + position, DamagedRange(segment.first_offset + end, describe(found), is_unwritten)
+        position = end
 
 
-def _read(file: BinaryIO, position: int, room: int) -> bytes:
-    """Read some of a segment: at least the record at ``position``."""
-    file.seek(position)
-    raw = file.read(min(_READ_FIRST_BYTES, room))
-    claimed = int.from_bytes(raw[:4], "big")
-    is_longer = len(raw) < claimed <= _MAX_RECORD_BYTES
-    return raw + file.read(min(claimed, room) - len(raw)) if is_longer else raw
+def _open(segment: SegmentFile, segment_bytes: int) -> LogWalk:
+    walk = LogWalk(segment_bytes, 0)
+    walk.open(str(segment.path), segment.first_offset)
+    return walk

@@ -75,6 +75,8 @@ class LogWalk:
     def name(self, index: int) -> tuple[bytes, int]:
         """Return (topic, queue id) of one queue."""
     def read_errno(self) -> int: ...
+    def record(self, position: int) -> DecodedRecord | int:
+        """Return the whole record at ``position``, or what ``format.record.check`` says of another. Raises: OSError."""
     def find(self, position: int) -> int:
         """Return the first position at or behind ``position`` where a whole record of this segment begins, or -1."""
     def has_bytes_behind(self, position: int) -> bool:
@@ -82,4 +84,4 @@ class LogWalk:
     def is_whole_elsewhere(self, position: int) -> int:
         """Return the size of the record at ``position`` if all is right but its place, else 0."""
     def claims(self, position: int) -> DecodedRecord | None:
-        """Return what the fields of a damaged record say, None if they do not add up."""
+        """Return what the fields of a record say, which may be damaged; None if they do not add up."""

@@ -426,6 +426,13 @@ cdef class LogWalk:
     def read_errno(self):
         return self.error
 
+    def record(self, int64_t position):
+        self.error = 0
+        cdef int64_t found = self._check(position, self.first_offset + position)
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        return self.claims(position) if found > 0 else found
+
     def find(self, int64_t position):
         cdef int64_t hit
         self.error = 0
