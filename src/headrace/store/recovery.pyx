@@ -64,7 +64,7 @@ cdef int64_t _behind_missing(segments, int64_t offset, int64_t segment_bytes, in
     following = min((index for index in segments if index * segment_bytes > offset), default=None)
     if following is not None:
         later = segments[following]
-        if check_record(later.base, later.size_bytes, later.first_offset, True) > 0 or later.find_record(0) >= 0:
+        if later.find_record(0) >= 0:
             holes.append(Hole(offset, later.first_offset, MISSING_FILE))
             return later.first_offset
     # Nothing was written since the newest epoch began, or nothing at all.
@@ -91,8 +91,7 @@ cdef int64_t _behind_invalid(segments, Segment segment, int64_t offset, int64_t 
     else:
         for index in sorted(index for index in segments if index * segment_bytes > offset):
             later = segments[index]
-            position = 0 if check_record(later.base, later.size_bytes, later.first_offset, True) > 0 \
-                else later.find_record(0)
+            position = later.find_record(0)
             if position >= 0:
                 behind = later.first_offset + position
                 break
