@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -221,14 +221,8 @@ class LogCheck:
 
     def _find_behind(self, number: int, offset: int) -> int | None:
         """Return the first physical offset with a whole record in the segments behind, None if there is none."""
-        finder = LogWalk(self.size, 0)
-        for segment in self._segments[number + 1 :]:
-            try:
-                finder.open(str(segment.path), segment.first_offset)
-            except FileNotFoundError:
-                continue
+        for segment, finder in self._look_into(number + 1):
             position = finder.find(0)
-            finder.close()
             if position >= 0:
                 # An epoch begins at its segment's start even when its first record is damaged.
                 starts = [start for _, start in self.epochs.gaps if offset < start <= segment.first_offset + position]
@@ -237,19 +231,23 @@ class LogCheck:
 
     def _note_exchanged(self, number: int) -> None:
         """Note files behind the end of the log that begin with a whole record of another file."""
-        finder = LogWalk(self.size, 0)
-        for segment in self._segments[number:]:
-            try:
-                finder.open(str(segment.path), segment.first_offset)
-            except FileNotFoundError:
-                continue
+        for segment, finder in self._look_into(number):
             if size := finder.is_whole_elsewhere(0):
                 start = segment.first_offset
                 self._note_lost(LostRange(
                     start, start + size, describe(BAD_OFFSET), self.reader.name_of(segment.path),
                     claims=finder.claims(0), is_misplaced=True,
                 ))  # fmt: skip
-            finder.close()
+
+    def _look_into(self, number: int) -> Iterator[tuple[SegmentFile, LogWalk]]:
+        """Yield the segments from one on that are still there, each with another walk that stands at its beginning."""
+        finder = LogWalk(self.size, 0)
+        for segment in self._segments[number:]:
+            try:
+                finder.open(str(segment.path), segment.first_offset)
+            except FileNotFoundError:
+                continue
+            yield segment, finder
 
     def _judge_tail(self, tail: LostRange) -> None:
         """The log ends here: cleanly, if nothing was ever written behind."""
