@@ -9,6 +9,7 @@ Ref: docs/formats/side-files.md.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any, Final, NotRequired, TypedDict
 
@@ -61,6 +62,12 @@ class IndexFileNote:
     end_ms: int
     begin_offset: int
     end_offset: int
+
+    def header(self) -> bytes:
+        """Return the header of a file that holds just this. Layout: docs/formats/index-file.md, "Header"."""
+        return struct.pack(
+            ">qqqqii", self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used_slots, self.count
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

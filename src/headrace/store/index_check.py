@@ -7,7 +7,6 @@ its record's is not asked: queries look at the record in any case, and a wrong e
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import SideFileError
@@ -15,7 +14,7 @@ from headrace.format.findings import Finding
 from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.store.check_report import CheckReport
 from headrace.store.index_file import file_bytes, verify_file
-from headrace.store.index_note import is_index_name, read_note
+from headrace.store.index_note import has_noted_header, is_index_name, read_note
 from headrace.store.reader import CLOSED, StoreReader
 
 _ANEW: Final = "the next start makes it and all newer ones anew from the log"
@@ -62,9 +61,7 @@ def _check_file(
     try:
         if path.stat().st_size != file_bytes(note.slot_count, note.capacity):
             return f"it is not {file_bytes(note.slot_count, note.capacity)} bytes long", _ANEW
-        has_other_header = is_finished and _header(path) != (
-            noted.begin_ms, noted.end_ms, noted.begin_offset, noted.end_offset, noted.used_slots, noted.count
-        )  # fmt: skip
+        has_other_header = is_finished and not has_noted_header(path, noted)
         if has_other_header and not is_newest:
             return _OTHER_HEADER, _ANEW
         reason = verify_file(str(path), note.slot_count, noted.count, noted.begin_offset, noted.end_offset, is_finished)
@@ -76,13 +73,6 @@ def _check_file(
     except OSError as error:
         reason = error.strerror or "it cannot be read"
     return None if reason is None else (reason, _REMEDY)
-
-
-def _header(path: Path) -> tuple[int, ...]:
-    with path.open("rb") as file:
-        raw = file.read(40)
-    fields = [int.from_bytes(raw[at : at + 8], "big", signed=True) for at in (0, 8, 16, 24)]
-    return (*fields, int.from_bytes(raw[32:36], "big"), int.from_bytes(raw[36:40], "big"))
 
 
 def inspect_index(reader: StoreReader) -> dict[str, Any] | None:

@@ -38,8 +38,6 @@ class IndexFile:
         Raises:
             OSError: the disk takes none; they stay in memory.
         """
-    def header(self) -> bytes:
-        """Return the file's header as it should be now."""
     def write_header(self) -> None: ...
     def write_slots(self) -> None:
         """Write the slots to the file; blocks of which none was ever used are left out."""

@@ -179,11 +179,6 @@ cdef class IndexFile:
             self.tail_capacity = 0
 
     def write_header(self):
-        self._open()
-        with naming(self.path):
-            os.pwrite(self.fd, self.header(), 0)
-
-    def header(self):
         cdef uint8_t raw[HEADER_BYTES]
         store_i64(raw, self.begin_ms)
         store_i64(raw + 8, self.end_ms)
@@ -191,7 +186,9 @@ cdef class IndexFile:
         store_i64(raw + 24, self.end_offset)
         store_u32(raw + 32, <uint32_t>self.used_slots)
         store_u32(raw + 36, <uint32_t>self.count)
-        return <bytes>raw[:HEADER_BYTES]
+        self._open()
+        with naming(self.path):
+            os.pwrite(self.fd, <bytes>raw[:HEADER_BYTES], 0)
 
     def write_slots(self):
         cdef const uint8_t* base = <const uint8_t*>self.slots

@@ -47,6 +47,13 @@ def restore_file(file: IndexFile, noted: IndexFileNote) -> None:
     )
 
 
+def has_noted_header(path: Path, noted: IndexFileNote) -> bool:
+    """Whether an index file begins as it was noted; that of the newest may be older or newer."""
+    header = noted.header()
+    with path.open("rb") as file:
+        return file.read(len(header)) == header
+
+
 def write_note(note: IndexNote, path: Path) -> None:
     """Replace the note. Blocks."""
     write_side_file(path, "index", FORMAT_VERSION, asdict(note))

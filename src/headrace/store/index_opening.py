@@ -18,14 +18,12 @@ from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory
 from headrace.store.index_file import IndexFile, file_bytes
-from headrace.store.index_note import is_index_name, read_note, restore_file
+from headrace.store.index_note import has_noted_header, is_index_name, read_note, restore_file
 
 logger = logging.getLogger(__name__)
 
 COUNT_AHEAD: Final = -1
 """Stands for a number of keys that the newest file says: those it has of the record at the offset to go on from."""
-
-_HEADER_BYTES: Final = 40
 
 
 def name_damage(path: Path, reason: str) -> None:
@@ -116,10 +114,8 @@ class IndexOpening:
                 raise OSError(errno.EIO, "wrong length")
             file = IndexFile(str(path), self.slot_count, self.capacity)
             restore_file(file, noted)
-            with path.open("rb") as raw:
-                # The header of the newest may be older than the note, or newer.
-                if not is_last and raw.read(_HEADER_BYTES) != file.header():
-                    raise OSError(errno.EIO, "header of another state")
+            if not is_last and not has_noted_header(path, noted):
+                raise OSError(errno.EIO, "header of another state")
         except OSError as error:
             self.damaged_files += 1
             name_damage(path, str(error.strerror))

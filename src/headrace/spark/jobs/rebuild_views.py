@@ -243,12 +243,10 @@ def make_index_file(task: IndexTask) -> dict[str, Any]:
 
 def _write_index(task: IndexTask, note: IndexFileNote, slots: Array, entries: Array) -> None:
     """Write an index file, sparse where there are no slots and entries."""
-    times = np.array([note.begin_ms, note.end_ms, note.begin_offset, note.end_offset], ">i8")
-    header = times.tobytes() + np.array([note.used_slots, note.count], ">i4").tobytes()
     beside = f"{task.path}.{os.getpid()}"
     with Path(beside).open("wb") as file:
         file.truncate(INDEX_HEADER_BYTES + 4 * task.slots + INDEX_ENTRY.itemsize * task.capacity)
-        file.write(header)
+        file.write(note.header())
         raw = slots.tobytes()
         for at in range(0, len(raw), SLOT_BLOCK):
             block = raw[at : at + SLOT_BLOCK]
