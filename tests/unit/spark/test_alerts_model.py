@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +62,24 @@ def test_a_note_of_others_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     note.write_text("damaged")
     alerts_model.require_own(tmp_path)
+
+
+def test_a_note_is_on_the_disk_before_what_it_replaces_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut left an empty note: the model of before was there, and nothing said which it was."""
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    done: list[str] = []
+    sync, remove = os.fsync, shutil.rmtree
+
+    def note_sync(fd: int) -> None:
+        done.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+        sync(fd)
+
+    def note_removal(path: Path, *, ignore_errors: bool) -> None:
+        done.append(path.name)
+        remove(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(shutil, "rmtree", note_removal)
+    save(tmp_path, 3)
+    assert done == ["model.json.new", tmp_path.name, "pipeline-1"]

@@ -27,6 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812  # its usual name
 from headrace.errors import ConfigError
 from headrace.spark.jobs.alerts_series import FEATURES
 from headrace.spark.jobs.folder import LOCK, hold_folder
+from headrace.spark.jobs.manifest import write_json
 
 if TYPE_CHECKING:
     from pyspark.ml import PipelineModel
@@ -175,9 +176,7 @@ def save(model: AlertModel, folder: Path) -> None:
     with hold_folder(folder, "model", wait_s=_WAIT_S):
         kept = {model.note.pipeline, _named_pipeline(folder)}
         model.pipeline.write().overwrite().save(str((folder / model.note.pipeline).absolute()))
-        beside = folder / "model.json.new"
-        beside.write_text(json.dumps(asdict(model.note), indent=1) + "\n", encoding="utf-8")
-        beside.replace(folder / "model.json")
+        write_json(folder / "model.json", asdict(model.note))
         for old in folder.iterdir():
             if _PIPELINE.fullmatch(old.name) and old.name not in kept and (old / "metadata").is_dir():
                 shutil.rmtree(old, ignore_errors=True)
