@@ -426,7 +426,7 @@ def _merge_alerts(alerts: Sequence[dict[str, Any]], folder: Path) -> None:
                 raise HeadraceError(f"{path} cannot be read: {error}: move it away to go on without it") from error
         known |= {key_of(alert): alert for alert in of_day}
         merged = sorted(known.values(), key=lambda alert: (alert["time"], key_of(alert)))
-        beside = path.with_name(".alerts.parquet.new")
+        beside = path.with_name(".alerts.parquet.new")  # whose name Spark passes over, not as that of ``replacing``
         with beside.open("wb") as file:
             pq.write_table(pa.Table.from_pylist(merged, schema=ALERT_SCHEMA), file)
             file.flush()

@@ -1,4 +1,7 @@
-"""Putting one folder in the place of another, in one step where the system can."""
+"""Putting one folder in the place of another, in one step where the system can.
+
+``target`` keeps the folder, which may be a mount, and moves what is in it; ``stats_placing`` has many places at once.
+"""
 
 from __future__ import annotations
 
