@@ -58,6 +58,7 @@ cdef class ConsumeQueue(QueueBase):
     cdef readonly set dirty_files           # first bytes of files written since the last sync
     cdef Py_ssize_t _read_files(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1
     cdef int _reserve(self, Py_ssize_t entries) except -1
+    cdef int _load(self, int64_t queue_offset, QueueEntry* into) except -1
     cdef bint _restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes,
                        int64_t tag_hash) except -1
     cdef int _begin_anew(self) except -1

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy, memmove
+from libc.string cimport memcmp, memmove
 from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_EXCL, O_RDWR, open as open_file
 from posix.types cimport mode_t
 from posix.unistd cimport close, ftruncate, pread, pwrite
@@ -296,6 +296,16 @@ cdef class ConsumeQueue(QueueBase):
             raise OSError(error.errno, error.strerror, self._path_of(file_start)) from error
         return raw if len(raw) == size else raw + bytes(size - len(raw))
 
+    cdef int _load(self, int64_t queue_offset, QueueEntry* into) except -1:
+        """Load one entry, shown to readers or not, from memory or from the files."""
+        cdef bytes raw
+        if queue_offset >= self.tail_offset:
+            _load_entry(self.tail + (queue_offset - self.tail_offset) * ENTRY_BYTES, into)
+        else:
+            raw = self._read_file_bytes(queue_offset, 1)
+            _load_entry(<const uint8_t*>raw, into)
+        return 0
+
     cdef Py_ssize_t _read_files(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
         """Read entries below ``tail_offset``: those change no more."""
         cdef Py_ssize_t skipped = from_offset % BLOCK_ENTRIES
@@ -434,22 +444,22 @@ cdef class ConsumeQueue(QueueBase):
     def load(self, int64_t synced_physical_offset):
         cdef int64_t file_bytes = self.files.file_bytes
         cdef int64_t low, high, middle, at
+        cdef QueueEntry entry
         names = sorted(name for name in os.listdir(self.directory) if is_offset_name(name))
         low = 0 if not names else int(names[0]) // ENTRY_BYTES
         high = 0 if not names else (int(names[len(names) - 1]) + file_bytes) // ENTRY_BYTES
         self.min_offset = self.first_offset = low
+        self._reset(high)       # what is looked at now is in the files
         self.files.drop_block(self)
         cdef bint is_filler = False
         # Entries below the checkpoint are a prefix: find its end by halving.
         while low < high:
             middle = at = (low + high) // 2
-            raw = self._read_file_bytes(at, 1)
-            if load_i32(<const uint8_t*><bytes>raw + 8) == FILLER_BYTES:    # the record in front of it says where it is
+            self._load(at, &entry)
+            if entry.record_bytes == FILLER_BYTES:      # the record in front of it says where it is
                 at = self._behind_last_record(low, middle) - 1
-                raw = self._read_file_bytes(max(at, 0), 1)
-            size = load_i32(<const uint8_t*><bytes>raw + 8)
-            position = load_i64(<const uint8_t*><bytes>raw)
-            if at < low or (size > 0 and position < synced_physical_offset):
+                self._load(max(at, 0), &entry)
+            if at < low or (entry.record_bytes > 0 and entry.physical_offset < synced_physical_offset):
                 low = middle + 1
                 is_filler = at < middle
             else:
@@ -465,11 +475,15 @@ cdef class ConsumeQueue(QueueBase):
         self.filled_from = self.filled_to = offset
 
     def _behind_last_record(self, int64_t first, int64_t end):
-        """Return the offset behind the last entry in [first, end) of the files that is no filler; ``first`` if none."""
+        """Return the offset behind the last entry in [first, end) that is no filler; ``first`` if there is none."""
         cdef int64_t file_entries = self.files.file_bytes // ENTRY_BYTES
         cdef int64_t start
         cdef Py_ssize_t i
         cdef const uint8_t* at
+        while end > max(first, self.tail_offset):
+            if load_i32(self.tail + (end - 1 - self.tail_offset) * ENTRY_BYTES + 8) != FILLER_BYTES:
+                return end
+            end -= 1
         while end > first:
             start = max(first, end - WRITE_AT, (end - 1) // file_entries * file_entries)
             raw = self._read_file_bytes(start, end - start)
@@ -615,12 +629,11 @@ cdef class ConsumeQueue(QueueBase):
     def _first_that_may_be_in_log(self, int64_t low, int64_t high):
         """Return an offset below which all entries are of what retention has taken from the log, by halving."""
         cdef int64_t middle
-        cdef const uint8_t* at
+        cdef QueueEntry entry
         while low < high and self.log.first_offset > 0:
             middle = (low + high) // 2
-            raw = self._read_file_bytes(middle, 1)
-            at = <const uint8_t*><bytes>raw
-            if load_i32(at + 8) != FILLER_BYTES and load_i64(at) < self.log.first_offset:
+            self._load(middle, &entry)
+            if entry.record_bytes != FILLER_BYTES and entry.physical_offset < self.log.first_offset:
                 low = middle + 1
             else:
                 high = middle       # a filler says nothing: others of the log may lie before it
@@ -664,26 +677,20 @@ cdef class ConsumeQueue(QueueBase):
         cdef int64_t offset = self.next_offset
         cdef int64_t forgotten = 0
         cdef int64_t kept_end = self.min_offset
-        cdef bytes filler = FILLER
-        cdef const uint8_t* at
+        cdef QueueEntry entry
         self.files.drop_block(self)
         while offset > self.min_offset:
             offset -= 1
-            raw = None
-            if offset >= self.tail_offset:
-                at = self.tail + (offset - self.tail_offset) * ENTRY_BYTES
-            else:
-                raw = self._read_file_bytes(offset, 1)
-                at = <const uint8_t*><bytes>raw
-            if load_i32(at + 8) == FILLER_BYTES:
+            self._load(offset, &entry)
+            if entry.record_bytes == FILLER_BYTES:
                 continue
-            if load_i64(at) < physical_offset:
+            if entry.physical_offset < physical_offset:
                 kept_end = offset + 1
                 break
             if offset >= self.tail_offset:
-                memcpy(<void*>at, <const uint8_t*>filler, ENTRY_BYTES)
+                _store_entry(self.tail + (offset - self.tail_offset) * ENTRY_BYTES, 0, FILLER_BYTES, 0)
             if offset < self.written_offset:
-                self._overwrite(offset, filler)
+                self._overwrite(offset, FILLER)
             forgotten += 1
         self.filled_from = kept_end
         self.filled_to = self.next_offset
@@ -715,27 +722,15 @@ cdef class ConsumeQueue(QueueBase):
         cdef int64_t high = self.next_offset
         cdef int64_t middle
         cdef bint is_filler = False
-        cdef const uint8_t* at
+        cdef QueueEntry entry
         if self.last_end <= physical_offset:
             return self.records_end     # the rule; a search may have to read files
         while low < high:
             middle = (low + high) // 2
-            raw = None
-            if middle >= self.tail_offset:
-                at = self.tail + (middle - self.tail_offset) * ENTRY_BYTES
-            else:
-                raw = self._read_file_bytes(middle, 1)
-                at = <const uint8_t*><bytes>raw
-            if load_i32(at + 8) == FILLER_BYTES or load_i64(at) + load_i32(at + 8) <= physical_offset:
+            self._load(middle, &entry)
+            if entry.record_bytes == FILLER_BYTES or entry.physical_offset + entry.record_bytes <= physical_offset:
                 low = middle + 1
-                is_filler = load_i32(at + 8) == FILLER_BYTES
+                is_filler = entry.record_bytes == FILLER_BYTES
             else:
                 high = middle
-        if not is_filler:
-            return low
-        middle = max(self.first_offset, self.tail_offset)
-        while low > middle:
-            if load_i32(self.tail + (low - 1 - self.tail_offset) * ENTRY_BYTES + 8) != FILLER_BYTES:
-                return low
-            low -= 1
-        return self._behind_last_record(self.first_offset, low)
+        return self._behind_last_record(self.first_offset, low) if is_filler else low
