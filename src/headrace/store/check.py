@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.errors import FormatVersionError, SideFileError, StoreError
+from headrace.errors import SideFileError, StoreError
 from headrace.format import findings
 from headrace.format.epochs import Epochs, noted_queue_ends
 from headrace.format.findings import Finding
@@ -71,8 +71,6 @@ def check_store(root: Path, progress: Progress = lambda done, total: None, extra
             extra(reader, report)
         _name_special_files(reader, report)
         progress(total, total)
-    except FormatVersionError as error:
-        report.error = str(error)
     except StoreError as error:
         report.error = str(error)
     except OSError as error:
@@ -85,8 +83,6 @@ def read_checked(reader: StoreReader, report: CheckReport, path: Path, kind: str
     """Return a side file's payload; a damaged one becomes a finding and reads as None."""
     try:
         return reader.side_file(path, kind)
-    except FormatVersionError:
-        raise
     except (SideFileError, OSError, ValueError) as error:
         name, reason = reader.name_of(path), "damaged"
         message = f"{name} is damaged; {effect}"

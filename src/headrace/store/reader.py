@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.errors import FormatVersionError, SideFileError, StoreError
+from headrace.errors import SideFileError, StoreError
 from headrace.format.durable_mark import decode_mark, is_whole
 from headrace.format.layout import log_files, queue_folders
 from headrace.format.names import segment_name
@@ -57,8 +57,6 @@ class StoreReader:
             raise StoreError(f"{self.root} is not a directory: name the store's folder, the broker's --data-dir")
         try:
             identity = self.directory.load_identity()
-        except FormatVersionError:
-            raise
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
         if identity is None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.errors import FormatVersionError, SideFileError
+from headrace.errors import SideFileError
 from headrace.format import findings
 from headrace.format.durable_mark import decode_mark, is_whole
 from headrace.format.epochs import Epochs
@@ -105,8 +105,6 @@ class StoreCheck:
             return read_side_file(path, kind, FORMAT_VERSION, "see docs/formats/side-files.md")
         except FileNotFoundError:
             return None
-        except FormatVersionError:
-            raise
         except (SideFileError, OSError) as error:
             self._found.add(Finding(kind="side_file", file=layout.name_of(path), message=str(error)))
             return None
