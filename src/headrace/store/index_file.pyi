@@ -1,5 +1,7 @@
 from typing import Final
 
+from headrace.format.side_shapes import IndexFileNote
+
 DAMAGED: Final = -1
 """What stands for an entry number where a file holds one that cannot be."""
 
@@ -53,16 +55,7 @@ class IndexFile:
         """Give back the memory of a file that was finished."""
     def release(self) -> None:
         """Close a file that is not being filled; it is opened again when it is read."""
-    def restore(
-        self,
-        count: int,
-        slots_count: int,
-        used_slots: int,
-        begin_ms: int,
-        end_ms: int,
-        begin_offset: int,
-        end_offset: int,
-    ) -> None:
+    def restore(self, noted: IndexFileNote) -> None:
         """Say what the file holds: its own header may be older."""
     def entry(self, number: int) -> tuple[int, int, int, int]:
         """Return (hash, physical offset, seconds, previous number) of an entry that is in the file."""

@@ -240,15 +240,14 @@ cdef class IndexFile:
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
-    def restore(self, int32_t count, int32_t slots_count, int32_t used_slots, int64_t begin_ms, int64_t end_ms,
-                int64_t begin_offset, int64_t end_offset):
-        self.count = self.written_count = count
-        self.slots_count = slots_count
-        self.used_slots = used_slots
-        self.begin_ms = begin_ms
-        self.end_ms = end_ms
-        self.begin_offset = begin_offset
-        self.end_offset = end_offset
+    def restore(self, noted):
+        self.count = self.written_count = noted.count
+        self.slots_count = noted.slots_count
+        self.used_slots = noted.used_slots
+        self.begin_ms = noted.begin_ms
+        self.end_ms = noted.end_ms
+        self.begin_offset = noted.begin_offset
+        self.end_offset = noted.end_offset
 
     def entry(self, int32_t number):
         raw = self._read(number, 1)

@@ -34,19 +34,6 @@ def note_file(file: IndexFile) -> IndexFileNote:
     )
 
 
-def restore_file(file: IndexFile, noted: IndexFileNote) -> None:
-    """Tell an opened index file what of it counts."""
-    file.restore(
-        noted.count,
-        noted.slots_count,
-        noted.used_slots,
-        noted.begin_ms,
-        noted.end_ms,
-        noted.begin_offset,
-        noted.end_offset,
-    )
-
-
 def has_noted_header(path: Path, noted: IndexFileNote) -> bool:
     """Whether an index file begins as it was noted; that of the newest may be older or newer."""
     header = noted.header()

@@ -18,7 +18,7 @@ from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory
 from headrace.store.index_file import IndexFile, file_bytes
-from headrace.store.index_note import has_noted_header, is_index_name, read_note, restore_file
+from headrace.store.index_note import has_noted_header, is_index_name, read_note
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class IndexOpening:
             if path.stat().st_size != file_bytes(self.slot_count, self.capacity):
                 raise OSError(errno.EIO, "wrong length")
             file = IndexFile(str(path), self.slot_count, self.capacity)
-            restore_file(file, noted)
+            file.restore(noted)
             if not is_last and not has_noted_header(path, noted):
                 raise OSError(errno.EIO, "header of another state")
         except OSError as error:
