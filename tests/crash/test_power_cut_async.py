@@ -195,7 +195,7 @@ def test_a_damaged_note_is_named_and_made_anew(
 def test_a_disk_without_room_for_the_note_refuses_no_start(
     folder: Path, set_boot: SetBoot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def write(path: Path, kind: str, version: int, payload: object) -> None:
+    def write(path: Path, kind: str, payload: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{path}.new")
 
     monkeypatch.setattr(boot_note, "write_side_file", write)
@@ -223,7 +223,7 @@ def test_a_note_that_cannot_be_made_anew_begins_one_epoch(
 ) -> None:
     """What the warning says: a power cut goes unnoticed. Not: every kill counts as one."""
 
-    def write(path: Path, kind: str, version: int, payload: object) -> None:
+    def write(path: Path, kind: str, payload: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{path}.new")
 
     _, cut = shown_and_lost(folder)

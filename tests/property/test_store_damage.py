@@ -116,24 +116,24 @@ def test_side_files_are_the_references(kind: str, payload: dict[str, int]) -> No
     """docs/formats/side-files.md, "Side file": both ways; cut anywhere or with trailing bytes it is damaged."""
     with tempfile.TemporaryDirectory(prefix="headrace-test-") as folder:
         path = Path(folder) / "file.json"
-        write_side_file(path, kind, 1, payload)
+        write_side_file(path, kind, payload)
         raw = path.read_bytes()
         assert layouts.decode_side_file(raw) == (kind, 1, payload)
         path.write_bytes(layouts.encode_side_file(kind, 1, raw.partition(b"\n")[2]))
-        assert read_side_file(path, kind, 1, "remedy") == payload
+        assert read_side_file(path, kind, "remedy") == payload
         for size in range(len(raw)):
             path.write_bytes(raw[:size])
             with pytest.raises(SideFileError, match=r"file\.json.*remedy"):
-                read_side_file(path, kind, 1, "remedy")
+                read_side_file(path, kind, "remedy")
         path.write_bytes(raw + b" ")
         with pytest.raises(SideFileError):
-            read_side_file(path, kind, 1, "remedy")
+            read_side_file(path, kind, "remedy")
         path.write_bytes(layouts.encode_side_file(kind, 2, b"{}"))
         with pytest.raises(FormatVersionError):
-            read_side_file(path, kind, 1, "remedy")
+            read_side_file(path, kind, "remedy")
         path.write_bytes(layouts.encode_side_file(kind, 1, b"no JSON"))
         with pytest.raises(SideFileError):
-            read_side_file(path, kind, 1, "remedy")
+            read_side_file(path, kind, "remedy")
 
 
 @given(st.binary(max_size=200))
@@ -144,7 +144,7 @@ def test_any_bytes_as_a_side_file_are_refused(noise: bytes) -> None:
         for raw in (noise, b"headrace store " + noise, b"headrace store 1 " + noise):
             path.write_bytes(raw)
             with pytest.raises(StoreError):
-                read_side_file(path, "store", 1, "remedy")
+                read_side_file(path, "store", "remedy")
 
 
 @given(st.binary(max_size=60))

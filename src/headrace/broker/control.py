@@ -18,7 +18,7 @@ from headrace.clock import Clock
 from headrace.errors import SideFileError
 from headrace.format import record
 from headrace.format.names import CONTROL_TOPIC
-from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
+from headrace.format.side_file import read_side_file, write_side_file
 from headrace.log_pace import Trouble
 from headrace.store.store import Store
 
@@ -64,7 +64,7 @@ class ControlRecords:
         queue = self._queue
         try:
             payload = read_side_file(
-                path, "catalog", FORMAT_VERSION, "where the log has not every change any more, restore it from a backup"
+                path, "catalog", "where the log has not every change any more, restore it from a backup"
             )
             self.catalog = Catalog.from_payload(payload)
         except FileNotFoundError:
@@ -124,7 +124,7 @@ class ControlRecords:
 
     def _save_encoded(self, payload: msgspec.Raw, changes: int) -> None:
         try:
-            write_side_file(self._store.directory.catalog, "catalog", FORMAT_VERSION, payload)
+            write_side_file(self._store.directory.catalog, "catalog", payload)
         except OSError as error:
             # The log has every change: the next start reads more of it.
             self.errors += 1
@@ -139,5 +139,5 @@ class ControlRecords:
         Raises:
             OSError: it could not be written; the log has every change.
         """
-        write_side_file(self._store.directory.catalog, "catalog", FORMAT_VERSION, self.catalog.to_payload())
+        write_side_file(self._store.directory.catalog, "catalog", self.catalog.to_payload())
         self._unsaved = 0

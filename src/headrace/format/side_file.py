@@ -32,13 +32,13 @@ MAX_HEADER_BYTES: Final = 256
 """No header line is longer."""
 
 
-def write_side_file(path: Path, kind: str, version: int, payload: object) -> None:
+def write_side_file(path: Path, kind: str, payload: object) -> None:
     """Replace ``path``. Raises: as ``replacing``."""
     body = msgspec.json.encode(payload)
     if len(body) <= MAX_INDENTED:
         body = msgspec.json.format(body, indent=1)
     body += b"\n"
-    header = f"headrace {kind} {version} {zlib.crc32(body):08x} {len(body)}\n".encode()
+    header = f"headrace {kind} {FORMAT_VERSION} {zlib.crc32(body):08x} {len(body)}\n".encode()
     with replacing(path) as file:
         file.write(header + body)
 
@@ -105,11 +105,10 @@ def is_removed(path: str | Path, descriptor: int) -> bool:
         return False
 
 
-def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:
+def read_side_file(path: Path, kind: str, remedy: str) -> Any:
     """Return the payload of ``path``.
 
     Args:
-        version: The newest version this code reads.
         remedy: What a person can do when the file is damaged; goes into the error.
 
     Raises:
@@ -128,9 +127,9 @@ def read_side_file(path: Path, kind: str, version: int, remedy: str) -> Any:
             found_version, crc, size = int(fields[2]), int(fields[3], 16), int(fields[4])
         except ValueError:
             raise SideFileError(path, "has a damaged header", remedy) from None
-        if found_version > version:
+        if found_version > FORMAT_VERSION:
             raise FormatVersionError(
-                f"{path} has format version {found_version}, this Headrace reads up to {version}: "
+                f"{path} has format version {found_version}, this Headrace reads up to {FORMAT_VERSION}: "
                 "use the Headrace that wrote it, or a newer one; nothing was changed"
             )
         # Before it is read: memory may not hold a file that something has made longer.

@@ -25,7 +25,7 @@ from headrace.format.epochs import Epochs
 from headrace.format.layout import StoreLayout, log_files
 from headrace.format.names import segment_name, topic_of_directory
 from headrace.format.record import BLANK_MAGIC, check, find
-from headrace.format.side_file import FORMAT_VERSION, read_side_file
+from headrace.format.side_file import read_side_file
 from headrace.format.sparse import written_end
 from headrace.spark.errors import DataLossError
 
@@ -94,13 +94,11 @@ class StoreFiles:
 
     def _load_identity(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            identity = read_side_file(self._layout.identity, "store", FORMAT_VERSION, "copy store.json.bak over it")
+            identity = read_side_file(self._layout.identity, "store", "copy store.json.bak over it")
             self.store_id = str(identity["store_id"])
             self.segment_bytes = int(identity["segment_bytes"])
         with contextlib.suppress(FileNotFoundError):
-            self._epochs = Epochs.of(
-                read_side_file(self._layout.epochs, "epochs", FORMAT_VERSION, "restore it from a backup")
-            )
+            self._epochs = Epochs.of(read_side_file(self._layout.epochs, "epochs", "restore it from a backup"))
             self.epoch = self._epochs.newest.number
         if not self.segment_bytes:
             sizes = sorted({path.stat().st_size for path in self._segment_paths()})

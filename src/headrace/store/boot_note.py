@@ -20,8 +20,6 @@ from headrace.format.side_file import read_side_file, write_side_file
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
-
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 """Linux: a random number for each start of the machine. Docker's containers see the machine's; those that boot as a
 machine does (LXC, systemd-nspawn) get one of their own, so that a kill of the whole container begins an epoch."""
@@ -48,7 +46,7 @@ class BootNote:
         self._path = path
         self.boot_id: str | None = None
         try:
-            self.boot_id = str(read_side_file(path, "boot", VERSION, "remove it")["boot_id"])
+            self.boot_id = str(read_side_file(path, "boot", "remove it")["boot_id"])
         except FileNotFoundError:
             return
         except SideFileError as error:
@@ -65,7 +63,7 @@ class BootNote:
         if now == self.boot_id:
             return
         try:
-            write_side_file(self._path, "boot", VERSION, {"boot_id": now})
+            write_side_file(self._path, "boot", {"boot_id": now})
         except OSError as error:
             logger.warning("boot note not written, a power cut goes unnoticed error=%s", error)
             self.remove()  # one of another boot: each kill would begin an epoch

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import SideFileError, UnsyncedError
 from headrace.format.epochs import queue_ends_row, read_queue_ends
 from headrace.format.layout import ROCKETMQ_CHECKPOINT_BYTES
-from headrace.format.side_file import FORMAT_VERSION, naming, open_anew, read_side_file, write_side_file
+from headrace.format.side_file import naming, open_anew, read_side_file, write_side_file
 from headrace.lock_file import require_in_place
 from headrace.log_pace import Trouble
 from headrace.store.consume_queue import UNSYNCED_VIEWS, ConsumeQueue
@@ -93,7 +93,7 @@ class Checkpoints:
         log = self._log
         beginning = (log.first_offset, 0)
         try:
-            noted = read_side_file(self._directory.checkpoint, "checkpoint", FORMAT_VERSION, "remove it")
+            noted = read_side_file(self._directory.checkpoint, "checkpoint", "remove it")
         except FileNotFoundError:
             return beginning
         except SideFileError as error:
@@ -287,7 +287,7 @@ class Checkpoints:
         }  # fmt: skip
         if self.queue_ends:
             payload["queue_ends"] = queue_ends_row(self.queue_ends)
-        write_side_file(self._directory.checkpoint, "checkpoint", FORMAT_VERSION, payload)
+        write_side_file(self._directory.checkpoint, "checkpoint", payload)
         # RocketMQ's own checkpoint: three store timestamps (log, queues, index) in a file of one page. Replaced, for
         # what is in its place may be no file: a fifo waits for a reader.
         path = self._directory.rocketmq_checkpoint

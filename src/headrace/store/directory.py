@@ -132,9 +132,7 @@ class StoreDirectory(StoreLayout):
             FormatVersionError, SideFileError: see ``read_side_file``.
         """
         try:
-            payload = read_side_file(
-                self.identity, "store", FORMAT_VERSION, f"copy {self.identity}.bak over it; nothing was changed"
-            )
+            payload = read_side_file(self.identity, "store", f"copy {self.identity}.bak over it; nothing was changed")
         except FileNotFoundError:
             return None
         return Identity(**payload)
@@ -159,6 +157,6 @@ class StoreDirectory(StoreLayout):
             created_ms=now_ms,
         )
         payload = identity.__dict__
-        write_side_file(self.identity_backup, "store", FORMAT_VERSION, payload)
-        write_side_file(self.identity, "store", FORMAT_VERSION, payload)
+        write_side_file(self.identity_backup, "store", payload)
+        write_side_file(self.identity, "store", payload)
         return identity

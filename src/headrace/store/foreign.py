@@ -37,7 +37,7 @@ from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout, log_files, queue_folders
 from headrace.format.names import SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, StoredQueue
-from headrace.format.side_file import FORMAT_VERSION, naming, sync_folder, write_side_file
+from headrace.format.side_file import naming, sync_folder, write_side_file
 from headrace.format.sparse import has_bytes, written_ranges
 from headrace.lock_file import LockHeldError, lock_folder
 from headrace.store.consume_queue import count_sound
@@ -421,7 +421,7 @@ def _copy_all(source: ForeignStore, target: StoreDirectory, progress: Callable[[
     beginning = source.first_offset
     if beginning:  # retention took what was before: nothing is missing
         epochs = Epochs([Epoch(1, beginning)])
-        write_side_file(target.epochs, "epochs", FORMAT_VERSION, epochs.to_payload())
+        write_side_file(target.epochs, "epochs", epochs.to_payload())
     return ["/".join(folder.parts[-2:]) for folder in damaged]
 
 

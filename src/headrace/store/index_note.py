@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
+from headrace.format.side_file import read_side_file, write_side_file
 from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.store.index_file import IndexFile
 
@@ -43,7 +43,7 @@ def has_noted_header(path: Path, noted: IndexFileNote) -> bool:
 
 def write_note(note: IndexNote, path: Path) -> None:
     """Replace the note. Blocks."""
-    write_side_file(path, "index", FORMAT_VERSION, asdict(note))
+    write_side_file(path, "index", asdict(note))
 
 
 def read_note(path: Path) -> IndexNote | None:
@@ -53,9 +53,7 @@ def read_note(path: Path) -> IndexNote | None:
         SideFileError, FormatVersionError: see ``read_side_file``.
     """
     try:
-        note: IndexNote = read_side_file(
-            path, "index", FORMAT_VERSION, "remove it: the index is made anew from the log"
-        )
+        note: IndexNote = read_side_file(path, "index", "remove it: the index is made anew from the log")
     except FileNotFoundError:
         return None
     return note

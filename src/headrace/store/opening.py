@@ -29,7 +29,7 @@ from headrace.format.epochs import Epochs
 from headrace.format.layout import log_files, queue_folders
 from headrace.format.names import segment_name
 from headrace.format.record import BLANK_MAGIC
-from headrace.format.side_file import FORMAT_VERSION, naming, read_side_file, replacing, write_side_file
+from headrace.format.side_file import naming, read_side_file, replacing, write_side_file
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory
 from headrace.store.recovery import MISSING_FILE, Hole, Scan, scan_log
@@ -251,9 +251,7 @@ class Opening:
 
     def _load_epochs(self) -> None:
         try:
-            payload = read_side_file(
-                self._directory.epochs, "epochs", FORMAT_VERSION, "restore it from a backup; nothing was changed"
-            )
+            payload = read_side_file(self._directory.epochs, "epochs", "restore it from a backup; nothing was changed")
         except FileNotFoundError:
             return
         self.epochs = Epochs.of(payload)
@@ -268,7 +266,7 @@ class Opening:
 
     def _load_holes(self) -> None:
         try:
-            noted = read_side_file(self._directory.holes, "holes", FORMAT_VERSION, "remove it")
+            noted = read_side_file(self._directory.holes, "holes", "remove it")
         except FileNotFoundError:
             return
         except SideFileError as error:
@@ -287,7 +285,7 @@ class Opening:
 
     def _write_holes(self) -> None:
         payload = [asdict(hole) for hole in self.holes]
-        write_side_file(self._directory.holes, "holes", FORMAT_VERSION, payload)
+        write_side_file(self._directory.holes, "holes", payload)
 
     def _skip_issued(self, issued: dict[tuple[str, int], int]) -> int:
         """Have each queue go on above what it ever issued, as far as its files and the notes know."""
@@ -358,7 +356,7 @@ class Opening:
         start: int = (max([*log.segments, known_end // size]) + 1) * size
         queue_ends = {key: queue.next_offset for key, queue in self._queues.items()}
         self.epochs = self.epochs.begin(start, end=end, now_ms=self._clock.now_ms(), queue_ends=queue_ends)
-        write_side_file(self._directory.epochs, "epochs", FORMAT_VERSION, self.epochs.to_payload())
+        write_side_file(self._directory.epochs, "epochs", self.epochs.to_payload())
         if self._boot_note.is_of_another_boot():
             self._boot_note.write()  # now: should the rest be refused, the next start begins no other epoch
         if end // size in log.segments:

@@ -18,7 +18,7 @@ from headrace.format.layout import log_files, queue_folders
 from headrace.format.names import segment_name
 from headrace.format.queue_entry import StoredQueue, whole_entries
 from headrace.format.record import check
-from headrace.format.side_file import FORMAT_VERSION, is_special, read_side_file
+from headrace.format.side_file import is_special, read_side_file
 from headrace.lock_file import is_held
 from headrace.store.directory import Identity, StoreDirectory
 
@@ -114,7 +114,7 @@ class StoreReader:
             SideFileError, FormatVersionError: as ``read_side_file``.
         """
         try:
-            return read_side_file(path, kind, FORMAT_VERSION, "see docs/formats/side-files.md")
+            return read_side_file(path, kind, "see docs/formats/side-files.md")
         except FileNotFoundError:
             return None
 

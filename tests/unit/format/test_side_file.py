@@ -19,11 +19,11 @@ def test_a_small_file_is_in_lines_and_a_large_one_in_one(tmp_path: Path) -> None
     path = tmp_path / "rows.json"
     for rows, lines in ((10, 15), (200_000, 2)):
         payload = {"rows": [rows] * rows}
-        write_side_file(path, "rows", 1, payload)
+        write_side_file(path, "rows", payload)
         raw = path.read_bytes()
         assert raw.count(b"\n") == lines
         assert (len(raw) > MAX_INDENTED) == (rows > 10)
-        assert read_side_file(path, "rows", 1, "none") == payload
+        assert read_side_file(path, "rows", "none") == payload
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])
@@ -32,17 +32,17 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "catalog.json"
     os.mkfifo(path) if kind == "fifo" else path.mkdir()
     with pytest.raises(SideFileError, match=r"catalog\.json: is no regular file; restore it"):
-        read_side_file(path, "catalog", 1, "restore it")
+        read_side_file(path, "catalog", "restore it")
 
 
 @pytest.mark.parametrize(("change", "reason"), [(3 << 30, "3221225472 bytes too long"), (-1, "1 bytes too short")])
 def test_a_file_of_another_length_is_not_read(tmp_path: Path, change: int, reason: str) -> None:
     """Memory may not hold what something else has made of it; its header says how long it is."""
     path = tmp_path / "epochs.json"
-    write_side_file(path, "epochs", 1, [])
+    write_side_file(path, "epochs", [])
     os.truncate(path, path.stat().st_size + change)
     with pytest.raises(SideFileError, match=reason):
-        read_side_file(path, "epochs", 1, "restore it")
+        read_side_file(path, "epochs", "restore it")
 
 
 def test_a_long_first_line_is_no_header(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_long_first_line_is_no_header(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(3 << 30)
     with pytest.raises(SideFileError, match="is not a Headrace epochs file"):
-        read_side_file(path, "epochs", 1, "restore it")
+        read_side_file(path, "epochs", "restore it")
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
@@ -60,8 +60,8 @@ def test_what_is_in_the_way_of_a_write_is_replaced(tmp_path: Path, kind: str) ->
     path = tmp_path / "checkpoint.json"
     beside = tmp_path / "checkpoint.json.new"
     os.mkfifo(beside) if kind == "fifo" else beside.symlink_to(tmp_path / "not mounted" / "file")
-    write_side_file(path, "rows", 1, {"clean": True})
-    assert read_side_file(path, "rows", 1, "none") == {"clean": True}
+    write_side_file(path, "rows", {"clean": True})
+    assert read_side_file(path, "rows", "none") == {"clean": True}
     assert path.is_file()
     assert not path.is_symlink()
 
@@ -87,8 +87,8 @@ def test_members_of_a_later_build_are_left_out(tmp_path: Path, kind: str) -> Non
     path, right = tmp_path / "file.json", copy.deepcopy(RIGHT[kind])
     members = right if isinstance(right, dict) else right[0]
     members["of_a_later_build"] = 1
-    write_side_file(path, kind, 1, right)
-    read = read_side_file(path, kind, 1, "none")
+    write_side_file(path, kind, right)
+    read = read_side_file(path, kind, "none")
     del members["of_a_later_build"]
     assert msgspec.json.encode(read) == msgspec.json.encode(right)
 
@@ -98,18 +98,18 @@ def test_members_of_a_later_build_are_left_out(tmp_path: Path, kind: str) -> Non
 def test_what_a_file_of_its_kind_does_not_hold_is_refused(tmp_path: Path, kind: str, wrong: object) -> None:
     """A start, and store check of most kinds, ended in a traceback."""
     path = tmp_path / "file.json"
-    write_side_file(path, kind, 1, wrong)
+    write_side_file(path, kind, wrong)
     with pytest.raises(SideFileError, match=r"file\.json: does not hold what it should.*; move it"):
-        read_side_file(path, kind, 1, "move it")
+        read_side_file(path, kind, "move it")
 
 
 def test_rows_of_a_later_build_are_refused(tmp_path: Path) -> None:
     """Nobody knows what their members stand for."""
     path, right = tmp_path / "file.json", copy.deepcopy(RIGHT["producers"])
     right["staged"]["batches"][0][5][0][4][0].append("of a later build")
-    write_side_file(path, "producers", 1, right)
+    write_side_file(path, "producers", right)
     with pytest.raises(SideFileError, match=r"Expected `array` of length 4 - at `\$\.staged\.batches"):
-        read_side_file(path, "producers", 1, "move it")
+        read_side_file(path, "producers", "move it")
 
 
 def test_a_replacement_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,5 +128,5 @@ def test_a_replacement_is_on_the_disk_before_it_has_its_name(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(Path, "replace", note_replace)
-    write_side_file(tmp_path / "x.json", "x", 1, "payload")
+    write_side_file(tmp_path / "x.json", "x", "payload")
     assert steps == ["sync x.json.new: 1", "rename x.json.new", f"sync {tmp_path.name}: folder"]

@@ -247,9 +247,9 @@ def test_a_saved_state_without_queue_offsets_counts(rig: ExactlyOnceRig) -> None
     rig.send("sequence", rows(*"ab"))
     rig.save_state()
     path = rig.store.directory.producers
-    saved = read_side_file(path, "producers", 1, "")
+    saved = read_side_file(path, "producers", "")
     saved["sequences"] = [msgspec.to_builtins(row)[:6] for row in saved["sequences"]]
-    write_side_file(path, "producers", 1, saved)
+    write_side_file(path, "producers", saved)
     rig.crash()
     assert rig.services.producers.log.counters.replayed == 0
     assert ext_of(rig.send("sequence", rows(*"abc"))) == answer(1, 2, 2)
@@ -264,10 +264,10 @@ def test_a_saved_state_of_a_later_build_is_made_anew(
         rig.send(semantics, rows("a"), txn=semantics)
     rig.save_state()
     path = rig.store.directory.producers
-    saved = msgspec.to_builtins(read_side_file(path, "producers", 1, ""))
+    saved = msgspec.to_builtins(read_side_file(path, "producers", ""))
     table = saved[part]["batches"] if part == "staged" else saved[part]
     table[0] = [*table[0], "of a later build"]
-    write_side_file(path, "producers", 1, saved)
+    write_side_file(path, "producers", saved)
     caplog.clear()
     rig.crash()
     assert [record.message.split(" error=")[0] for record in caplog.records if record.levelname == "WARNING"] == [
@@ -396,8 +396,8 @@ def test_a_saved_state_of_an_earlier_build_is_taken_in_the_first_epoch(rig: Exac
     rig.send("sequence", rows(*"cd"), seq=2)
     rig.save_state()
     path = rig.store.directory.producers
-    saved = read_side_file(path, "producers", 1, "")
-    write_side_file(path, "producers", 1, {name: saved[name] for name in saved if name not in ("epoch", "log_end")})
+    saved = read_side_file(path, "producers", "")
+    write_side_file(path, "producers", {name: saved[name] for name in saved if name not in ("epoch", "log_end")})
     rig.lose_log(end if is_lost else rig.store.durable_offset)
     assert rig.services.producers.log.counters.replayed == (1 if is_lost else 0)
     assert ext_of(rig.send("sequence", rows(*"abcd")))["stored"] == (2 if is_lost else 0)

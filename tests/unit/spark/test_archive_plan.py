@@ -218,7 +218,7 @@ def test_what_a_recovery_left_out_is_no_loss(store, config):
         {"epoch": 1, "first_physical_offset": 0},
         {"epoch": 2, "first_physical_offset": 2 * SEGMENT, "previous_end_offset": SEGMENT - 50},
     ]
-    write_side_file(root / "headrace" / "epochs.json", "epochs", 1, epochs)
+    write_side_file(root / "headrace" / "epochs.json", "epochs", epochs)
     plan, _ = archive_plan.make_plan(CutSource(str(root)), config, load_epochs(config.to))
     assert (plan.bytes, plan.missing_bytes, plan.voided_bytes) == (end - SEGMENT, 0, SEGMENT)
     leave_plan(config)
@@ -238,7 +238,7 @@ def test_a_file_that_is_cut_short_before_what_a_recovery_left_out(store, config)
         {"epoch": 1, "first_physical_offset": 0},
         {"epoch": 2, "first_physical_offset": 2 * SEGMENT, "previous_end_offset": SEGMENT},
     ]
-    write_side_file(root / "headrace" / "epochs.json", "epochs", 1, epochs)
+    write_side_file(root / "headrace" / "epochs.json", "epochs", epochs)
     plan, _ = archive_plan.make_plan(
         CutSource(str(root)), replace(config, on_data_loss="continue"), load_epochs(config.to)
     )

@@ -41,7 +41,7 @@ def make_store(root, count=500, *, mark=None, identity=True, segment_bytes=SEGME
             "queue_file_bytes": 20,
             "created_ms": 0,
         }
-        write_side_file(root / "headrace" / "store.json", "store", 1, payload)
+        write_side_file(root / "headrace" / "store.json", "store", payload)
         write_mark(root, len(raw) if mark is None else mark)
     return raw, whole
 
@@ -144,7 +144,7 @@ def test_a_log_that_begins_later_lacks_nothing(tmp_path):
     """It was imported."""
     raw, _ = make_store(tmp_path, 2000)
     epochs = Epochs([Epoch(1, SEGMENT)])
-    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", 1, epochs.to_payload())
+    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", epochs.to_payload())
     (tmp_path / "commitlog" / segment_name(0)).unlink()
     extent = StoreFiles(tmp_path).extent()
     assert (extent.missing, extent.origin, extent.end) == ((), SEGMENT, len(raw))
@@ -154,7 +154,7 @@ def test_epoch(tmp_path):
     make_store(tmp_path)
     assert StoreFiles(tmp_path).extent().epoch == 0
     epochs = Epochs().begin(2 * SEGMENT, end=SEGMENT, now_ms=0, queue_ends={})
-    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", 1, epochs.to_payload())
+    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", epochs.to_payload())
     assert StoreFiles(tmp_path).extent().epoch == 2
 
 

@@ -318,7 +318,7 @@ def test_a_part_that_a_recovery_gave_up_is_no_loss(tmp_path):
         {"epoch": 1, "first_physical_offset": 0},
         {"epoch": 2, "first_physical_offset": 2 * SEGMENT, "previous_end_offset": SEGMENT - 100},
     ]
-    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", 1, epochs)
+    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", epochs)
     assert len(plan(tmp_path)) == 2
 
 

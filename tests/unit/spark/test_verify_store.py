@@ -161,8 +161,8 @@ def misname_queue_file(bench, _):
 
 def raise_checkpoint(bench, _):
     path = bench.root / "headrace" / "checkpoint.json"
-    payload = read_side_file(path, "checkpoint", 1, "")
-    write_side_file(path, "checkpoint", 1, payload | {"physical_offset": payload["physical_offset"] + 1000})
+    payload = read_side_file(path, "checkpoint", "")
+    write_side_file(path, "checkpoint", payload | {"physical_offset": payload["physical_offset"] + 1000})
     break_mark(bench.root)
 
 

@@ -498,7 +498,7 @@ def test_a_file_that_could_not_be_synced_is_made_anew(
             index.tick()
             index.executor.submit(int).result(10)
     small.crash() if ending == "kill" or at == "stop" else small.close()
-    noted = [file.name for file in read_side_file(small.root / "headrace/index.json", "index", 1, "").files]
+    noted = [file.name for file in read_side_file(small.root / "headrace/index.json", "index", "").files]
     assert noted == [kept]
     small.open()
     small.store.index.wait_live()

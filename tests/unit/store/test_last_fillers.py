@@ -103,7 +103,7 @@ def test_the_note_of_a_clean_end_says_where_the_queue_goes_on(bench: StoreBench)
     bench.append("t", b"one")
     bench.store.go_on_above(bench.store.queue("t", 0), 5)
     bench.close()
-    note = read_side_file(bench.root / "headrace/checkpoint.json", "checkpoint", 1, "")
+    note = read_side_file(bench.root / "headrace/checkpoint.json", "checkpoint", "")
     assert (note["queue_entries"], note["queue_ends"], note["clean"]) == (1, {"t/0": 5}, True)
     assert inspect_store(bench.root)[0]["topics"]["t"][0]["next_offset"] == 5
     bench.open()
@@ -114,7 +114,7 @@ def test_the_note_of_a_clean_end_says_where_the_queue_goes_on(bench: StoreBench)
     bench.crash_and_open()
     assert bench.append("t", b"new")[0][1] == 5
     bench.close()
-    assert "queue_ends" not in read_side_file(bench.root / "headrace/checkpoint.json", "checkpoint", 1, "")
+    assert "queue_ends" not in read_side_file(bench.root / "headrace/checkpoint.json", "checkpoint", "")
     bench.open()
 
 
@@ -195,7 +195,7 @@ def test_a_stray_entry_at_the_end_stays_a_filler(bench: StoreBench, caplog: pyte
     with (bench.root / "consumequeue/t/0" / f"{400:020d}").open("r+b") as file:
         file.seek(31 * ENTRY.size - 400)
         file.write(ENTRY.pack(placed[3][2] + 7, 100, 0))
-    raw = read_side_file(bench.root / "headrace/checkpoint.json", "checkpoint", 1, "")
+    raw = read_side_file(bench.root / "headrace/checkpoint.json", "checkpoint", "")
     (bench.root / "headrace/checkpoint.json").unlink()
     assert raw["queue_entries"] == 32
     bench.open()

@@ -51,7 +51,7 @@ def punch_hole(path: Path, size: int) -> None:
 def note_beginning(bench: StoreBench, offset: int) -> None:
     """Note what an import does of a log whose oldest files retention took."""
     epochs = [{"epoch": 1, "first_physical_offset": offset}]
-    write_side_file(bench.root / "headrace/epochs.json", "epochs", 1, epochs)
+    write_side_file(bench.root / "headrace/epochs.json", "epochs", epochs)
 
 
 def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
@@ -718,7 +718,7 @@ def test_a_full_disk_names_the_file(bench: StoreBench, monkeypatch: pytest.Monke
             Store.open(bench.settings, bench.clock)
         patch.setattr("headrace.format.side_file.os.fsync", is_full)
         with pytest.raises(OSError, match=r"No space left.*side\.json\.new"):
-            write_side_file(bench.root / "side.json", "side", 1, {})
+            write_side_file(bench.root / "side.json", "side", {})
     bench.open()
     assert bench.messages("t") == {0: b"one"}
     bench.close()

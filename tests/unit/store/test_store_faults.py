@@ -25,7 +25,7 @@ from headrace.errors import (
     StoreFullError,
     UnreadableError,
 )
-from headrace.format.side_file import FORMAT_VERSION, read_side_file
+from headrace.format.side_file import read_side_file
 from headrace.store.checkpoint import DOUBTFUL, SYNC_AS_A_WHOLE, Checkpoints
 from headrace.store.gate import Gate
 from headrace.store.key_query import KeyQuery
@@ -142,7 +142,7 @@ def test_no_checkpoint_after_a_view_could_not_be_synced(
 
 
 def _noted_entries(bench: StoreBench) -> Any:
-    return read_side_file(bench.store.directory.checkpoint, "checkpoint", FORMAT_VERSION, "")["queue_entries"]
+    return read_side_file(bench.store.directory.checkpoint, "checkpoint", "")["queue_entries"]
 
 
 def _queue_file(bench: StoreBench) -> Path:

@@ -26,7 +26,7 @@ from headrace.errors import SideFileError, StoreClosedError, StoreError
 from headrace.format import record
 from headrace.format.names import PRODUCER_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
-from headrace.format.side_file import FORMAT_VERSION, read_side_file, write_side_file
+from headrace.format.side_file import read_side_file, write_side_file
 from headrace.threads import Threads
 
 if TYPE_CHECKING:
@@ -115,9 +115,7 @@ class ProducerLog:
         """Take up the saved copy; return up to which record it is, None where it is useless."""
         queue = self.queue
         try:
-            saved = read_side_file(
-                self._path, KIND, FORMAT_VERSION, "restore it from a backup: the log no longer has every record"
-            )
+            saved = read_side_file(self._path, KIND, "restore it from a backup: the log no longer has every record")
         except FileNotFoundError:
             return queue.min_offset
         except SideFileError as error:
@@ -300,7 +298,7 @@ class ProducerLog:
     def _save(self, payload: Callable[[], dict[str, Any]], unsaved: int) -> None:
         failure: Exception | None = None
         try:
-            write_side_file(self._path, KIND, FORMAT_VERSION, payload())
+            write_side_file(self._path, KIND, payload())
         except OSError as error:
             failure = error
         except Exception as error:
@@ -335,7 +333,7 @@ class ProducerLog:
             return
         try:
             self._broker.store.flush()
-            write_side_file(self._path, KIND, FORMAT_VERSION, self._snapshot()())
+            write_side_file(self._path, KIND, self._snapshot()())
         except (StoreError, OSError) as error:
             logger.error("state of producers not saved, the next start reads more of the log error=%s", error)
 

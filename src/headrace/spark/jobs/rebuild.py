@@ -20,7 +20,7 @@ from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedE
 from headrace.format.epochs import Epochs, noted_queue_ends
 from headrace.format.layout import CONSUME_QUEUES, StoreLayout, queue_folder
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, StoredQueue, whole_entries
-from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
+from headrace.format.side_file import read_side_file, sync_folder, write_side_file
 from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.lock_file import LockHeldError, is_held, release_lock, take_lock
 from headrace.settings import StoreSettings
@@ -271,7 +271,7 @@ class Rebuild:
             files=[IndexFileNote(**noted) for noted in self._notes],
         )
         with writing(self._new_note):
-            write_side_file(self._new_note, "index", FORMAT_VERSION, asdict(note))
+            write_side_file(self._new_note, "index", asdict(note))
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Rebuild:
         if self._config.what != "index":
             self._put_in_place(self._new.consume_queues, self._store.consume_queues)
             before = self._side["checkpoint"] or {}
-            write_side_file(self._store.checkpoint, "checkpoint", FORMAT_VERSION, {
+            write_side_file(self._store.checkpoint, "checkpoint", {
                 "physical_offset": self._extent.end, "queue_entries": sum(q.end for q in self._queues.values()),
                 "clean": bool(before.get("clean", False)), "written_ms": time.time_ns() // 1_000_000,
             })  # fmt: skip
@@ -397,7 +397,7 @@ def _hold(store: Path) -> Iterator[None]:
 
 def _side_file(store: StoreLayout, kind: str) -> Any:
     try:
-        return read_side_file(store.side_file(kind), kind, FORMAT_VERSION, "headrace store check says more")
+        return read_side_file(store.side_file(kind), kind, "headrace store check says more")
     except FileNotFoundError:
         return None
 

@@ -22,7 +22,7 @@ from headrace.format.lost_ranges import LostRange, LostRanges
 from headrace.format.names import segment_name
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, whole_entries
 from headrace.format.record import BLANK_MAGIC, check, decode, describe
-from headrace.format.side_file import FORMAT_VERSION, read_side_file
+from headrace.format.side_file import read_side_file
 from headrace.format.side_shapes import IndexNote
 from headrace.format.sparse import has_bytes
 from headrace.settings.units import parse_delays_ms
@@ -102,7 +102,7 @@ class StoreCheck:
     def _read_side_file(self, layout: StoreLayout, path: Path, kind: str) -> Any:
         """Return the payload of a side file, None where it is missing or, which is a finding, damaged."""
         try:
-            return read_side_file(path, kind, FORMAT_VERSION, "see docs/formats/side-files.md")
+            return read_side_file(path, kind, "see docs/formats/side-files.md")
         except FileNotFoundError:
             return None
         except (SideFileError, OSError) as error:
