@@ -66,9 +66,8 @@ class ControlRecords:
             payload = read_side_file(
                 path, "catalog", "where the log has not every change any more, restore it from a backup"
             )
-            self.catalog = Catalog.from_payload(payload)
-        except FileNotFoundError:
-            pass
+            if payload is not None:
+                self.catalog = Catalog.from_payload(payload)
         except SideFileError as error:
             if queue.min_offset > 0:
                 raise

@@ -106,19 +106,22 @@ def is_removed(path: str | Path, descriptor: int) -> bool:
 
 
 def read_side_file(path: Path, kind: str, remedy: str) -> Any:
-    """Return the payload of ``path``.
+    """Return the payload of ``path``, None where there is no such file.
 
     Args:
         remedy: What a person can do when the file is damaged; goes into the error.
 
     Raises:
-        FileNotFoundError: there is no such file.
         FormatVersionError: it was written by a newer version.
         SideFileError: it is damaged, or does not hold what a file of its kind does.
     """
     if is_special(path):
         raise SideFileError(path, "is no regular file", remedy)
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
         header = file.readline(MAX_HEADER_BYTES)
         fields = header.rstrip(b"\n").split(b" ")
         if not header.endswith(b"\n") or len(fields) != 5 or fields[0] != b"headrace" or fields[1] != kind.encode():

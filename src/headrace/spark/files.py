@@ -93,12 +93,13 @@ class StoreFiles:
         self._load_identity()
 
     def _load_identity(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            identity = read_side_file(self._layout.identity, "store", "copy store.json.bak over it")
+        identity = read_side_file(self._layout.identity, "store", "copy store.json.bak over it")
+        if identity is not None:
             self.store_id = str(identity["store_id"])
             self.segment_bytes = int(identity["segment_bytes"])
-        with contextlib.suppress(FileNotFoundError):
-            self._epochs = Epochs.of(read_side_file(self._layout.epochs, "epochs", "restore it from a backup"))
+        epochs = read_side_file(self._layout.epochs, "epochs", "restore it from a backup")
+        if epochs is not None:
+            self._epochs = Epochs.of(epochs)
             self.epoch = self._epochs.newest.number
         if not self.segment_bytes:
             sizes = sorted({path.stat().st_size for path in self._segment_paths()})

@@ -46,9 +46,8 @@ class BootNote:
         self._path = path
         self.boot_id: str | None = None
         try:
-            self.boot_id = str(read_side_file(path, "boot", "remove it")["boot_id"])
-        except FileNotFoundError:
-            return
+            noted = read_side_file(path, "boot", "remove it")
+            self.boot_id = None if noted is None else str(noted["boot_id"])
         except SideFileError as error:
             logger.warning("boot note damaged, a power cut before this start goes unnoticed error=%s", error)
 

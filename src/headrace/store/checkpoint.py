@@ -94,10 +94,10 @@ class Checkpoints:
         beginning = (log.first_offset, 0)
         try:
             noted = read_side_file(self._directory.checkpoint, "checkpoint", "remove it")
-        except FileNotFoundError:
-            return beginning
         except SideFileError as error:
             logger.warning("checkpoint damaged, the whole log is scanned error=%s", error)
+            return beginning
+        if noted is None:
             return beginning
         self.queue_ends = read_queue_ends(noted)
         offset = int(noted["physical_offset"])

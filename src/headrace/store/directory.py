@@ -131,11 +131,8 @@ class StoreDirectory(StoreLayout):
         Raises:
             FormatVersionError, SideFileError: see ``read_side_file``.
         """
-        try:
-            payload = read_side_file(self.identity, "store", f"copy {self.identity}.bak over it; nothing was changed")
-        except FileNotFoundError:
-            return None
-        return Identity(**payload)
+        payload = read_side_file(self.identity, "store", f"copy {self.identity}.bak over it; nothing was changed")
+        return None if payload is None else Identity(**payload)
 
     @property
     def is_caseless(self) -> bool:

@@ -52,10 +52,7 @@ def read_note(path: Path) -> IndexNote | None:
     Raises:
         SideFileError, FormatVersionError: see ``read_side_file``.
     """
-    try:
-        note: IndexNote = read_side_file(path, "index", "remove it: the index is made anew from the log")
-    except FileNotFoundError:
-        return None
+    note: IndexNote | None = read_side_file(path, "index", "remove it: the index is made anew from the log")
     return note
 
 

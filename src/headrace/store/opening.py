@@ -250,10 +250,7 @@ class Opening:
         return [Hole(first, end, MISSING_FILE) for first, end in find_missing(self._log, self.epochs)]
 
     def _load_epochs(self) -> None:
-        try:
-            payload = read_side_file(self._directory.epochs, "epochs", "restore it from a backup; nothing was changed")
-        except FileNotFoundError:
-            return
+        payload = read_side_file(self._directory.epochs, "epochs", "restore it from a backup; nothing was changed")
         self.epochs = Epochs.of(payload)
 
     def _leave_out_gaps(self) -> None:
@@ -267,11 +264,11 @@ class Opening:
     def _load_holes(self) -> None:
         try:
             noted = read_side_file(self._directory.holes, "holes", "remove it")
-        except FileNotFoundError:
-            return
         except SideFileError as error:
             logger.warning("list of holes damaged, it is made anew error=%s", error)
             self._write_holes()
+            return
+        if noted is None:
             return
         self.holes = [hole for hole in (Hole(**row) for row in noted) if not self._is_back(hole)]
         if len(self.holes) < len(noted):

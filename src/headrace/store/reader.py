@@ -113,10 +113,7 @@ class StoreReader:
         Raises:
             SideFileError, FormatVersionError: as ``read_side_file``.
         """
-        try:
-            return read_side_file(path, kind, "see docs/formats/side-files.md")
-        except FileNotFoundError:
-            return None
+        return read_side_file(path, kind, "see docs/formats/side-files.md")
 
     def name_of(self, path: Path) -> str:
         """Return a path as reports show it: below the store's folder."""

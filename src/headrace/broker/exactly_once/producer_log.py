@@ -116,13 +116,13 @@ class ProducerLog:
         queue = self.queue
         try:
             saved = read_side_file(self._path, KIND, "restore it from a backup: the log no longer has every record")
-        except FileNotFoundError:
-            return queue.min_offset
         except SideFileError as error:
             if queue.min_offset > 0:
                 raise
             logger.warning("state of producers damaged, made anew from the log error=%s", error)
             return None
+        if saved is None:
+            return queue.min_offset
         if self._is_ahead(saved):
             logger.warning(
                 "state of producers speaks of what the log has lost, made anew from the log applied=%d "

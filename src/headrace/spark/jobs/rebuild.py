@@ -161,7 +161,10 @@ class Rebuild:
             ) from None
         except OSError as error:
             raise ConfigError(f"{self.target} cannot be written: {error.strerror}", key="to") from None
-        self._side = {kind: _side_file(self._store, kind) for kind in ("store", "epochs", "checkpoint", "index")}
+        self._side = {
+            kind: read_side_file(self._store.side_file(kind), kind, "headrace store check says more")
+            for kind in ("store", "epochs", "checkpoint", "index")
+        }
         self._file_bytes = whole_entries(int((self._side["store"] or {}).get("queue_file_bytes", DEFAULT_FILE_BYTES)))
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._key_parts: list[tuple[str, int]] = []
@@ -393,13 +396,6 @@ def _hold(store: Path) -> Iterator[None]:
         yield
     finally:
         release_lock(held)
-
-
-def _side_file(store: StoreLayout, kind: str) -> Any:
-    try:
-        return read_side_file(store.side_file(kind), kind, "headrace store check says more")
-    except FileNotFoundError:
-        return None
 
 
 def _name(time_ms: int) -> str:

@@ -103,8 +103,6 @@ class StoreCheck:
         """Return the payload of a side file, None where it is missing or, which is a finding, damaged."""
         try:
             return read_side_file(path, kind, "see docs/formats/side-files.md")
-        except FileNotFoundError:
-            return None
         except (SideFileError, OSError) as error:
             self._found.add(Finding(kind="side_file", file=layout.name_of(path), message=str(error)))
             return None
