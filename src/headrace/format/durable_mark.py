@@ -7,12 +7,24 @@ from __future__ import annotations
 
 import struct
 import zlib
+from pathlib import Path
 from typing import Final
+
+from headrace.format.side_file import is_special
 
 SLOT: Final = struct.Struct(">qqII")
 MARK_BYTES: Final = 2 * SLOT.size
 CHECKED: Final = struct.Struct(">qq")
 """The part of a slot that its CRC is of: sequence and physical offset."""
+_DAMAGED: Final = b"\xff"
+
+
+def read_mark(path: Path) -> bytes | None:
+    """Return the bytes of a mark, None where there is none; those of a damaged one where something else is."""
+    try:
+        return _DAMAGED if is_special(path) else path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def decode_mark(raw: bytes) -> tuple[int, int, bool]:

@@ -20,7 +20,7 @@ from typing import Final
 
 from headrace.errors import StoreError
 from headrace.format import fastjson
-from headrace.format.durable_mark import decode_mark
+from headrace.format.durable_mark import decode_mark, read_mark
 from headrace.format.epochs import Epochs
 from headrace.format.layout import StoreLayout, log_files
 from headrace.format.names import segment_name, topic_of_directory
@@ -169,10 +169,9 @@ class StoreFiles:
         )
 
     def _visible_end(self) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            sequence, offset, is_damaged = decode_mark(self._layout.durable_mark.read_bytes())
-            if sequence and not is_damaged:
-                return offset  # 0 until the first flush of a new store, whatever its files have
+        sequence, offset, is_damaged = decode_mark(read_mark(self._layout.durable_mark) or b"")
+        if sequence and not is_damaged:
+            return offset  # 0 until the first flush of a new store, whatever its files have
         return self._walked_end()
 
     def _walked_end(self) -> int:

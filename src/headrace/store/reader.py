@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import SideFileError, StoreError
-from headrace.format.durable_mark import decode_mark, is_whole
+from headrace.format.durable_mark import decode_mark, is_whole, read_mark
 from headrace.format.layout import log_files, queue_folders
 from headrace.format.names import segment_name
 from headrace.format.queue_entry import StoredQueue, whole_entries
@@ -97,11 +97,8 @@ class StoreReader:
 
     def durable_mark(self) -> tuple[int, bool]:
         """Return (physical offset, is damaged) of the durable mark."""
-        if is_special(self.directory.durable_mark):
-            return 0, True
-        try:
-            raw = self.directory.durable_mark.read_bytes()
-        except FileNotFoundError:
+        raw = read_mark(self.directory.durable_mark)
+        if raw is None:
             return 0, False
         _, physical_offset, is_damaged = decode_mark(raw)
         is_damaged = is_damaged or not (is_whole(raw) or self.state() != CLOSED or not self.segments())

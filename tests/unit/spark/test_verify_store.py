@@ -1,6 +1,7 @@
 """What the verify job finds in one log, without Spark: its tasks are run here. Ref: docs/spark/jobs/verify.md."""
 
 import json
+import os
 
 import pytest
 
@@ -166,6 +167,12 @@ def raise_checkpoint(bench, _):
     break_mark(bench.root)
 
 
+def replace_mark_by_a_fifo(bench, _):
+    """To read it waits for a writer."""
+    remove_mark(bench.root)
+    os.mkfifo(bench.root / "headrace" / "durable")
+
+
 def cut_rocketmq_checkpoint(bench, _):
     (bench.root / "checkpoint").write_bytes(bytes(9))
 
@@ -175,6 +182,7 @@ def cut_rocketmq_checkpoint(bench, _):
     [
         flip_body, lose_first_file, lose_inner_file, clear_entries, redirect_entry, shorten_queue_file, lose_queue_file,
         misname_queue_file, raise_checkpoint, cut_rocketmq_checkpoint,
+        replace_mark_by_a_fifo,
     ],
     ids=lambda harm: harm.__name__,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from headrace.errors import SideFileError
 from headrace.format import findings
-from headrace.format.durable_mark import decode_mark, is_whole
+from headrace.format.durable_mark import decode_mark, is_whole, read_mark
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
 from headrace.format.layout import INDEX, ROCKETMQ_CHECKPOINT_BYTES, SIDE_KINDS, StoreLayout, log_files, segment_file
@@ -113,13 +113,13 @@ class StoreCheck:
 
     def _check_mark(self, layout: StoreLayout) -> None:
         """A store of Headrace says how far it is durable; without that the log ends at its last right record."""
-        try:
-            raw = layout.durable_mark.read_bytes()
+        raw = read_mark(layout.durable_mark)
+        if raw is None:
+            offset, reason = 0, "missing" if self._side.get("store") is not None and self.extent.end else ""
+        else:
             _, offset, is_damaged = decode_mark(raw)
             is_left_so = is_whole(raw) or layout.abort.exists() or not self.extent.end
             reason = "damaged" if is_damaged or not is_left_so else ""
-        except FileNotFoundError:
-            offset, reason = 0, "missing" if self._side.get("store") is not None and self.extent.end else ""
         self._has_mark = offset > 0
         if reason:
             self._found.add(findings.unusable_mark(reason))
