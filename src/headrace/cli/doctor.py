@@ -1,13 +1,13 @@
 """``headrace doctor``: what clients will be told, and whether it will work."""
 
 import dataclasses
-import json
 import logging
 from pathlib import Path
 
 import click
 
 from headrace.cli.options import SettingsCommand, read_settings, settings_flags
+from headrace.cli.output import json_option, print_json
 from headrace.errors import one_line
 
 MARKS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
@@ -15,7 +15,7 @@ UNHEALTHY = 1
 
 
 @click.command(cls=SettingsCommand, short_help="Say what clients are told, and whether it works.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+@json_option
 @settings_flags
 @click.pass_context
 def doctor(ctx: click.Context, config: Path | None, as_json: bool) -> int:
@@ -32,7 +32,7 @@ def doctor(ctx: click.Context, config: Path | None, as_json: bool) -> int:
     report = run_checkup(settings)
     if as_json:
         findings = [dataclasses.asdict(finding) for finding in report.findings]
-        click.echo(json.dumps({"healthy": report.is_healthy, "told": report.told, "findings": findings}, indent=2))
+        print_json({"healthy": report.is_healthy, "told": report.told, "findings": findings})
         return 0 if report.is_healthy else UNHEALTHY
     click.echo("Clients will be told:")
     for name, value in report.told.items():
