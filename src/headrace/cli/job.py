@@ -21,7 +21,7 @@ from rich.text import Text
 
 from headrace.cli.output import draw_table, print_json, result_console
 from headrace.cli.program import INTERRUPTED, complain
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, one_line
 from headrace.spark.jobs.config import JobConfig, JobOption, unknown
 from headrace.spark.jobs.progress import Watcher, phase
 from headrace.spark.jobs.summary import Summary, Table, show
@@ -324,9 +324,4 @@ def make_table(table: Table, width: int) -> RichTable:
 
 def visible(text: str) -> str:
     """Write what a terminal would obey as escapes: keys, bodies and reasons say what producers like."""
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
+    return "".join(letter if letter in "\n\t" else one_line(letter) for letter in text)

@@ -25,7 +25,7 @@ from headrace.cli.options import FolderPath
 from headrace.cli.output import byte_bars, draw_table, json_option, print_json, result_console
 from headrace.cli.program import complain
 from headrace.cli.store_import import import_store
-from headrace.errors import QueueNotFoundError, SideFileError
+from headrace.errors import QueueNotFoundError, SideFileError, one_line
 from headrace.format.names import CONTROL_TOPIC
 from headrace.registry.kv_config import KV_FILE, KV_FOLDER, find_kv_fault
 from headrace.store.check import check_store
@@ -169,10 +169,10 @@ def _print_report(report: CheckReport) -> None:
         click.echo(f"{report.directory}: unreadable")
         return
     for finding in report.info:
-        click.echo(f"note: {finding.message}")
+        click.echo(f"note: {one_line(finding.message)}")
     for finding in report.damage[:MAX_SHOWN]:
         where = f" [{finding.file}]" if finding.file is not None else ""
-        click.echo(f"damage: {finding.kind}: {finding.message}{where}")
+        click.echo(one_line(f"damage: {finding.kind}: {finding.message}{where}"))
     if len(report.damage) > MAX_SHOWN:
         click.echo(f"... and {len(report.damage) - MAX_SHOWN} more: --json lists them all")
     log, queues, channels = report.log, report.queues, report.channels
@@ -267,5 +267,5 @@ def _print_inspection(shown: dict[str, Any]) -> None:
 
 def _print_table(console: Console, title: str, columns: list[str], rows: list[list[object]]) -> None:
     console.print(Text(f"{title} ({len(rows)})", "table.title"))
-    texts = [[str(cell) for cell in row] for row in rows]
+    texts = [[one_line(str(cell)) for cell in row] for row in rows]
     console.print(draw_table(columns, texts, console.width, is_right=[at > 0 for at in range(len(columns))]))

@@ -22,7 +22,7 @@ from headrace.cli.options import FolderPath, SettingsCommand, read_settings, set
 from headrace.cli.output import ShowBytes, byte_bars, json_option, print_json
 from headrace.cli.program import complain, drop
 from headrace.clock import Clock
-from headrace.errors import ForeignStoreError
+from headrace.errors import ForeignStoreError, one_line
 from headrace.format.layout import StoreLayout
 from headrace.format.names import RESERVED_PREFIX, SYSTEM_TOPICS, topic_of_directory
 from headrace.settings import Settings
@@ -191,7 +191,7 @@ def _print(imported: Imported, config: Path | None) -> None:
     source, target, adoption = imported.source, imported.target, imported.adoption
     scan, missing = imported.recovery.scan, imported.recovery.skipped_queue_offsets
     for note in _notes(imported):
-        click.echo(note)
+        click.echo(one_line(note))
     for hole in scan.holes[:MAX_SHOWN]:
         click.echo(f"damage: no record at physical offset {hole.first_offset} to {hole.end_offset}: {hole.reason}")
     if len(scan.holes) > MAX_SHOWN:

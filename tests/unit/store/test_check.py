@@ -834,6 +834,23 @@ def test_damage_on_the_command_line(make_bench: MakeBench, capsys: pytest.Captur
     assert "no consume queue of topic 'nix'" in capsys.readouterr().err
 
 
+def test_what_a_terminal_would_obey_is_spelled(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names may be what is damaged, and folders are called as somebody likes."""
+    placed, _ = bench.append("topic", b"body", b"behind")
+    bench.close()
+    shutil.rmtree(bench.root / "consumequeue/topic")  # so that the record is named by its own fields
+    bench.overwrite(placed[2] + 88 + len(b"body") + 1, b"\x1b[2J\a")
+    (bench.root / "consumequeue/\x1b[31m/0").mkdir(parents=True)
+    assert run(["store", "check", str(bench.root)]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"by its own fields 0 of \x1b[2J\x07/0" in out
+    assert run(["store", "inspect", str(bench.root)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"\x1b[31m" in out
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 @pytest.mark.parametrize("chosen", [[], ["--queue", "0"], ["--from-offset", "0"], ["--queue-entries"]])
 def test_dump_of_a_topic_without_a_message_prints_nothing(
