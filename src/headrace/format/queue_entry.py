@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from headrace.format.layout import queue_folder
 from headrace.format.names import is_offset_name, segment_name
 
 ENTRY: Final = struct.Struct(">qiq")  # physical offset, size of the record, tag hash
@@ -33,10 +34,11 @@ def whole_entries(file_bytes: int) -> int:
 class StoredQueue:
     """The files of one consume queue."""
 
-    def __init__(self, topic: str, queue_id: int, path: Path, file_bytes: int) -> None:
+    def __init__(self, consume_queues: Path, topic: str, queue_id: int, file_bytes: int) -> None:
+        """Name a queue in the folder of all; its files need not exist."""
         self.topic = topic
         self.queue_id = queue_id
-        self.path = path
+        self.path = queue_folder(consume_queues, topic, queue_id)
         self.file_bytes = file_bytes
 
     def files(self) -> list[tuple[int, int]]:

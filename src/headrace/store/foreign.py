@@ -321,8 +321,8 @@ def copy_foreign(
         if copy.is_caseless:
             _require_folders({*topics, *(topic_of_directory(path.parts[-3]) for path in source.queue_files)}, target)
         damaged = _copy_all(source, copy, lambda done: progress(done, total))
-        _copy_config(source, StoreDirectory(staging), config)
-        yield StagedCopy(staging, damaged, _queue_facts(source, StoreDirectory(staging)))
+        _copy_config(source, copy, config)
+        yield StagedCopy(staging, damaged, _queue_facts(source, copy))
     except BaseException as error:
         if is_ours:
             shutil.rmtree(staging, ignore_errors=True)
@@ -443,8 +443,8 @@ def _copy_config(source: ForeignStore, target: StoreDirectory, config: Mapping[s
 def _queue_facts(source: ForeignStore, copy: StoreDirectory) -> QueueFacts:
     """Return what the copied files of the queues say."""
     last_entries = {}
-    for topic, queue_id, folder in queue_folders(str(copy.consume_queues)):
-        queue = StoredQueue(topic, queue_id, Path(folder), source.queue_file_bytes)
+    for topic, queue_id, _ in queue_folders(str(copy.consume_queues)):
+        queue = StoredQueue(copy.consume_queues, topic, queue_id, source.queue_file_bytes)
         first, end = queue.extent()
         last_entries[topic, queue_id] = (-1, -1)
         for offset, position, size, _ in queue.entries(max(first, end - _LAST_ENTRIES), end):

@@ -11,7 +11,6 @@ from typing import Any
 
 from headrace.errors import SideFileError
 from headrace.format.epochs import Epochs, noted_queue_ends
-from headrace.format.layout import queue_folder
 from headrace.format.names import CONTROL_TOPIC
 from headrace.format.record import check, decode
 from headrace.store import log_walk
@@ -146,7 +145,7 @@ def _topics(
     topics: dict[str, list[dict[str, Any]]] = {}
     queues = {(queue.topic, queue.queue_id): queue for queue in reader.queues()}
     for key in sorted(tail.next_offsets.keys() - queues.keys()):
-        queues[key] = reader.queue(*key, queue_folder(reader.directory.consume_queues, *key))
+        queues[key] = reader.queue(*key)
     for key, queue in sorted(queues.items()):
         first, end = queue.extent()
         end = max(end, tail.next_offsets.get(key, 0), noted_ends.get(key, 0))

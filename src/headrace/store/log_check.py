@@ -20,7 +20,7 @@ from headrace.errors import CorruptRecordError
 from headrace.format import findings
 from headrace.format.epochs import Epochs
 from headrace.format.findings import Finding
-from headrace.format.layout import queue_folder, segment_file
+from headrace.format.layout import segment_file
 from headrace.format.lost_ranges import LostRange, LostRanges
 from headrace.format.names import CONTROL_TOPIC, SCHEDULE_TOPIC, segment_name
 from headrace.format.queue_entry import ENTRY, FILLER_BYTES, StoredQueue
@@ -352,8 +352,7 @@ class LogCheck:
         key = (record["topic"], record["queue_id"])
         queue = self.queues.get(key)
         if queue is None:
-            path = queue_folder(self.reader.directory.consume_queues, *key)
-            queue = self.queues[key] = self.reader.queue(*key, path)
+            queue = self.queues[key] = self.reader.queue(*key)
         # Entries of the delay topic hold the delivery time where others hold the tag hash.
         walk.add_queue(record["topic"].encode(), record["queue_id"], record["topic"] != SCHEDULE_TOPIC)
         self._track_queue.append(queue)

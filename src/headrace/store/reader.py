@@ -89,11 +89,11 @@ class StoreReader:
             folders = queue_folders(str(self.directory.consume_queues))
         except FileNotFoundError:
             return []
-        return [self.queue(topic, queue_id, Path(path)) for topic, queue_id, path in folders]
+        return [self.queue(topic, queue_id) for topic, queue_id, _ in folders]
 
-    def queue(self, topic: str, queue_id: int, path: Path) -> StoredQueue:
+    def queue(self, topic: str, queue_id: int) -> StoredQueue:
         """Return one queue; its files need not exist."""
-        return StoredQueue(topic, queue_id, path, self.queue_file_bytes)
+        return StoredQueue(self.directory.consume_queues, topic, queue_id, self.queue_file_bytes)
 
     def durable_mark(self) -> tuple[int, bool]:
         """Return (physical offset, is damaged) of the durable mark."""

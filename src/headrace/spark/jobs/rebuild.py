@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError, HeadraceError, StoreError, StoreLockedError
 from headrace.format.epochs import Epochs, noted_queue_ends
-from headrace.format.layout import CONSUME_QUEUES, StoreLayout, queue_folder
+from headrace.format.layout import CONSUME_QUEUES, StoreLayout
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, StoredQueue, whole_entries
 from headrace.format.side_file import read_side_file, sync_folder, write_side_file
 from headrace.format.side_shapes import IndexFileNote, IndexNote
@@ -239,8 +239,7 @@ class Rebuild:
 
         The record of an offset that was issued may be what is damaged.
         """
-        folder = queue_folder(self._store.consume_queues, topic, queue_id)
-        queue = StoredQueue(topic, queue_id, folder, self._file_bytes)
+        queue = StoredQueue(self._store.consume_queues, topic, queue_id, self._file_bytes)
         first, end = queue.extent()
         if end <= first:
             return 0

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from headrace.format.layout import CONSUME_QUEUES, queue_folder
+from headrace.format.layout import CONSUME_QUEUES
 from headrace.format.names import SCHEDULE_TOPIC
 from headrace.format.queue_entry import StoredQueue
 from headrace.format.record import SYS_PREPARED, tag_hash
@@ -204,8 +204,7 @@ class QueueFiles:
 
     def queue(self, topic: str, queue_id: int) -> StoredQueue:
         """Return one queue; its files need not exist."""
-        folder = queue_folder(Path(self.root, CONSUME_QUEUES), topic, queue_id)
-        return StoredQueue(topic, queue_id, folder, self.file_bytes)
+        return StoredQueue(Path(self.root, CONSUME_QUEUES), topic, queue_id, self.file_bytes)
 
     def read(self, topic: str, queue_id: int, first: int, count: int) -> Array:
         """Return entries from a queue offset on; those that no file has are zeros."""
