@@ -17,10 +17,10 @@ from headrace.broker.broker import Broker
 from headrace.broker.channels.stored_channels import StoredChannel, check_channels
 from headrace.clock import ManualClock
 from headrace.errors import FormatVersionError, SideFileError, StoreError
+from headrace.format.durable_mark import decode_mark
 from headrace.format.side_file import read_side_file, write_side_file
 from headrace.settings import BrokerSettings
 from headrace.store.check import check_store
-from headrace.store.durable_mark import decode_mark
 from headrace.store.store import Store
 from tests.support import layouts
 from tests.support.stores import SEGMENT_BYTES, Published, StoreBench, small_settings

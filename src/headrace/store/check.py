@@ -64,8 +64,9 @@ def check_store(root: Path, progress: Progress = lambda done, total: None, extra
         walk = log_check.walk
         for index in range(walk.track_count):
             topic, queue_id = walk.name(index)
-            report.note_queue_end(topic.decode(), queue_id, walk.totals(index)[1])
-        _check_promises(report)
+            report.note_queue_end(topic.decode(), queue_id, walk.totals(index)[0])
+        if report.log.checkpoint_offset > report.log.end_offset:
+            report.damage.append(findings.checkpoint_beyond_log(report.log.checkpoint_offset, report.log.end_offset))
         check_index(reader, report)
         if extra is not None:
             extra(reader, report)
@@ -220,10 +221,3 @@ def _what_is_special(entry: os.DirEntry[str]) -> str | None:
     except OSError as error:
         return f"a link that cannot be followed ({error.strerror})"
     return next((what for is_it, what in _SPECIAL if is_it(mode)), "no regular file")
-
-
-def _check_promises(report: CheckReport) -> None:
-    """Hold the log's end against the checkpoint."""
-    log = report.log
-    if log.checkpoint_offset > log.end_offset:
-        report.damage.append(findings.checkpoint_beyond_log(log.checkpoint_offset, log.end_offset))

@@ -16,8 +16,7 @@ import zlib
 from pathlib import Path
 
 from headrace.errors import SideFileError
-from headrace.format.durable_mark import CHECKED, MARK_BYTES, SLOT, is_whole
-from headrace.format.durable_mark import decode_mark as decode_mark
+from headrace.format.durable_mark import CHECKED, MARK_BYTES, SLOT, decode_mark, is_whole
 from headrace.format.side_file import is_special, naming
 from headrace.store.segment import is_overwritten_in_place
 

@@ -14,7 +14,7 @@ from headrace.format.findings import Finding
 from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.store.check_report import CheckReport
 from headrace.store.index_file import file_bytes, verify_file
-from headrace.store.index_note import has_noted_header, is_index_name, read_note
+from headrace.store.index_note import has_noted_header, read_note
 from headrace.store.reader import CLOSED, StoreReader
 
 _ANEW: Final = "the next start makes it and all newer ones anew from the log"
@@ -83,11 +83,7 @@ def inspect_index(reader: StoreReader) -> dict[str, Any] | None:
         return None
     if note is None:
         return None
-    folder = reader.directory.index
-    files = (
-        [path for path in folder.iterdir() if is_index_name(path.name) and path.is_file()] if folder.is_dir() else []
-    )
-    present = {path.name: path for path in files}
+    paths = [reader.directory.index / noted.name for noted in note.files]
     return {
         "slots": note.slot_count,
         "entries": note.capacity,
@@ -98,8 +94,8 @@ def inspect_index(reader: StoreReader) -> dict[str, Any] | None:
                 "file": f"index/{noted.name}", "keys": noted.count - 1, "used_slots": noted.used_slots,
                 "begin_ms": noted.begin_ms, "end_ms": noted.end_ms,
                 "begin_offset": noted.begin_offset, "end_offset": noted.end_offset,
-                "allocated_bytes": present[noted.name].stat().st_blocks * 512 if noted.name in present else None,
+                "allocated_bytes": path.stat().st_blocks * 512 if path.is_file() else None,
             }
-            for noted in note.files
+            for noted, path in zip(note.files, paths, strict=True)
         ],
     }  # fmt: skip

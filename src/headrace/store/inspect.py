@@ -108,7 +108,7 @@ def read_tail(reader: StoreReader, from_offset: int) -> Tail:
                 _walk_segment(walk, tail)
     for index in range(walk.track_count):
         topic, queue_id = walk.name(index)
-        tail.next_offsets[topic.decode("utf-8", "replace"), queue_id] = walk.totals(index)[1]
+        tail.next_offsets[topic.decode("utf-8", "replace"), queue_id] = walk.totals(index)[0]
     walk.close()
     return tail
 

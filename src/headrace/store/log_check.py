@@ -332,7 +332,7 @@ class LogCheck:
                     self.report.control.append((walk.queue_offset, walk.first_offset + walk.position, record["body"]))
             walk.put_entries(walk.track, walk.queue_offset, queue.read(walk.queue_offset, count))
         elif event == log_walk.GAP:
-            _, expected, _, _ = walk.totals(walk.track)
+            expected, _ = walk.totals(walk.track)
             self._explain(queue, expected, walk.queue_offset, walk.last_position(walk.track))
             walk.accept_offset(walk.track, walk.queue_offset)
         elif event == log_walk.REPEAT:
@@ -366,8 +366,7 @@ class LogCheck:
         """An offset that was there before: RocketMQ numbered a topic anew that was deleted, if the files say so too."""
         walk = self.walk
         offset = walk.first_offset + walk.position
-        raw = queue.read(walk.queue_offset, 1)
-        points_at, size, _ = ENTRY.unpack(raw) if len(raw) == ENTRY.size else (-1, 0, 0)
+        points_at, size, _ = ENTRY.unpack(queue.read(walk.queue_offset, 1))
         if points_at == offset:
             walk.begin_anew(walk.track, walk.queue_offset)
             self._numbered_anew.pop(queue, None)
@@ -431,7 +430,7 @@ class LogCheck:
         walk, summary = self.walk, self.report.queues
         seen: dict[tuple[str, int], int] = {}
         for index, queue in enumerate(self._track_queue):
-            _, next_offset, _, pending = walk.totals(index)
+            next_offset, pending = walk.totals(index)
             self._report_missing(queue, *walk.take_missing(index))
             summary.pending_entries += pending
             seen[queue.topic, queue.queue_id] = index
@@ -440,7 +439,7 @@ class LogCheck:
             self._check_files(queue)
             first, end = queue.extent()
             summary.entries += end - first
-            self._note_given_up(queue, max(end, walk.totals(seen[key])[1] if key in seen else 0))
+            self._note_given_up(queue, max(end, walk.totals(seen[key])[0] if key in seen else 0))
             self.report.note_queue_end(*key, end)
             if key not in seen and end > first:
                 self._explain(queue, first, end, self.report.log.first_offset - 1)

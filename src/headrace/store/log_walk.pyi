@@ -68,8 +68,8 @@ class LogWalk:
         """Do not compare the entry of the record at hand again."""
     def take_missing(self, index: int) -> tuple[int, int]:
         """Return and forget the run (first queue offset, count) of missing entries."""
-    def totals(self, index: int) -> tuple[int, int, int, int]:
-        """Return (first queue offset or -1, next queue offset, records, pending entries) of one queue."""
+    def totals(self, index: int) -> tuple[int, int]:
+        """Return (next queue offset, pending entries) of one queue."""
     def last_position(self, index: int) -> int:
         """Return the physical offset of the last record of one queue, -1 before there was one."""
     def name(self, index: int) -> tuple[bytes, int]:

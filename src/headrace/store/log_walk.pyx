@@ -65,7 +65,6 @@ cdef struct Track:              # one queue
     int64_t first_offset        # queue offset of the first record met, -1 before
     int64_t next_offset         # queue offset that the next record should have
     int64_t last_position       # physical offset of the last record met, -1 before
-    int64_t records
     int64_t pending             # records above the promised offset whose entry is not written yet
     int64_t missing_first       # run of records whose entry should be there and is not
     int64_t missing_count
@@ -319,7 +318,7 @@ cdef class LogWalk:
 
     def totals(self, Py_ssize_t index):
         cdef Track* track = self._get(index)
-        return track.first_offset, track.next_offset, track.records, track.pending
+        return track.next_offset, track.pending
 
     def last_position(self, Py_ssize_t index):
         return self._get(index).last_position
@@ -411,7 +410,6 @@ cdef class LogWalk:
                             track.missing_count = 1
                 track.next_offset += 1
                 track.last_position = offset
-                track.records += 1
             entries = record_batch_entries(&view)
             if entries > 1:
                 self.command_offset, self.command_left, self.command_records = offset, entries, 0
@@ -480,7 +478,7 @@ cdef class LogWalk:
         if at == NULL:
             return None
         size = load_u32(at)
-        if not 91 <= size <= min(self.segment_bytes - position, <int64_t>MAX_RECORD_BYTES):
+        if not FIXED_BYTES <= size <= min(self.segment_bytes - position, <int64_t>MAX_RECORD_BYTES):
             return None
         at = self._need(position, size)
         if at == NULL:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import FlushError
-from headrace.store.durable_mark import decode_mark
+from headrace.format.durable_mark import decode_mark
 from tests.support import layouts
 from tests.support.stores import MakeBench, StoreBench
 
