@@ -51,11 +51,11 @@ def missing_segment(first: int, end: int, file: str | None = None) -> Finding:
     )  # fmt: skip
 
 
-def segment_size(name: str, found_bytes: int, segment_bytes: int, *, file: str, first_offset: int) -> Finding:
-    """Say that a file of the log has another length; ``name`` is what the sentence calls it."""
+def segment_size(file: str, found_bytes: int, segment_bytes: int, first_offset: int) -> Finding:
+    """Say that a file of the log has another length."""
     return Finding(
         kind="segment_size", file=file, physical_offset=first_offset,
-        message=f"{name} is {found_bytes} bytes long instead of {segment_bytes}",
+        message=f"{file} is {found_bytes} bytes long instead of {segment_bytes}",
     )  # fmt: skip
 
 

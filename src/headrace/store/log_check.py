@@ -119,9 +119,7 @@ class LogCheck:
                 message=f"{name} was being allocated when the broker ended; the next start removes it",
             ))  # fmt: skip
             return
-        self.report.damage.append(
-            findings.segment_size(name, segment.size_bytes, self.size, file=name, first_offset=segment.first_offset)
-        )
+        self.report.damage.append(findings.segment_size(name, segment.size_bytes, self.size, segment.first_offset))
 
     def _walk_segment(self, number: int, progress: Progress) -> bool:
         """Check one segment; return False when the log ends in it."""

@@ -136,6 +136,11 @@ def lose_inner_file(bench, placed):
     bench.segment(placed[len(placed) // 2][2]).unlink()
 
 
+def lengthen_file(bench, _):
+    with bench.segment(0).open("ab") as file:
+        file.write(b"more")
+
+
 def clear_entries(bench, _):
     path = min((bench.root / "consumequeue" / "t" / "0").iterdir())
     path.write_bytes(bytes(40) + path.read_bytes()[40:])
@@ -180,9 +185,8 @@ def cut_rocketmq_checkpoint(bench, _):
 @pytest.mark.parametrize(
     "do_harm",
     [
-        flip_body, lose_first_file, lose_inner_file, clear_entries, redirect_entry, shorten_queue_file, lose_queue_file,
-        misname_queue_file, raise_checkpoint, cut_rocketmq_checkpoint,
-        replace_mark_by_a_fifo,
+        flip_body, lose_first_file, lose_inner_file, lengthen_file, clear_entries, redirect_entry, shorten_queue_file,
+        lose_queue_file, misname_queue_file, raise_checkpoint, cut_rocketmq_checkpoint, replace_mark_by_a_fifo,
     ],
     ids=lambda harm: harm.__name__,
 )  # fmt: skip

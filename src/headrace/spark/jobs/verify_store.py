@@ -196,9 +196,7 @@ class StoreCheck:
         for path in paths:
             found = path.stat().st_size
             if found != size and not (path is paths[-1] and not self._found.is_closed):
-                self._found.add(findings.segment_size(
-                    path.name, found, size, file=self._layout.name_of(path), first_offset=int(path.name)
-                ))  # fmt: skip
+                self._found.add(findings.segment_size(self._layout.name_of(path), found, size, int(path.name)))
 
     def _judge_gap(self, first: int, end: int, claims: dict[int, dict[str, Any]]) -> None:
         """Say what lies between two whole records."""
