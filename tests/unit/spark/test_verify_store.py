@@ -128,6 +128,11 @@ def flip_body(bench, placed):
     bench.overwrite(placed[20][2] + 200, b"\xff\xfe")
 
 
+def misplace_record(bench, placed):
+    size = placed[31][2] - placed[30][2]
+    bench.overwrite(placed[20][2], bench.bytes_at(placed[30][2], size))
+
+
 def lose_first_file(bench, _):
     bench.segment(0).unlink()
 
@@ -185,8 +190,9 @@ def cut_rocketmq_checkpoint(bench, _):
 @pytest.mark.parametrize(
     "do_harm",
     [
-        flip_body, lose_first_file, lose_inner_file, lengthen_file, clear_entries, redirect_entry, shorten_queue_file,
-        lose_queue_file, misname_queue_file, raise_checkpoint, cut_rocketmq_checkpoint, replace_mark_by_a_fifo,
+        flip_body, misplace_record, lose_first_file, lose_inner_file, lengthen_file, clear_entries, redirect_entry,
+        shorten_queue_file, lose_queue_file, misname_queue_file, raise_checkpoint, cut_rocketmq_checkpoint,
+        replace_mark_by_a_fifo,
     ],
     ids=lambda harm: harm.__name__,
 )  # fmt: skip

@@ -21,7 +21,7 @@ from headrace.format.layout import INDEX, ROCKETMQ_CHECKPOINT_BYTES, SIDE_KINDS,
 from headrace.format.lost_ranges import LostRange, LostRanges
 from headrace.format.names import segment_name
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, whole_entries
-from headrace.format.record import BLANK_MAGIC, check, decode, describe
+from headrace.format.record import BAD_OFFSET, BLANK_MAGIC, check, decode, describe
 from headrace.format.side_file import read_side_file
 from headrace.format.side_shapes import IndexNote
 from headrace.format.sparse import has_bytes
@@ -219,9 +219,11 @@ class StoreCheck:
         if self._is_blank(data, first, segment_end):
             self._judge_gap(segment_end, end, claims)
             return
-        reason = describe(check(data, 0, first)) if data else "it cannot be read"
+        found = check(data, 0, first)
+        reason = describe(found) if data else "it cannot be read"
         claim = claims.get(first) or _decode(data)
-        self._lost.add(LostRange(first, end, reason, segment_file(first, size), claim))
+        is_misplaced = found == BAD_OFFSET and check(data) > 0
+        self._lost.add(LostRange(first, end, reason, segment_file(first, size), claim, is_misplaced))
 
     def _is_blank(self, data: bytes | memoryview, first: int, segment_end: int) -> bool:
         return (
