@@ -59,8 +59,8 @@ cdef class ConsumeQueue(QueueBase):
     cdef Py_ssize_t _read_files(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1
     cdef int _reserve(self, Py_ssize_t entries) except -1
     cdef int _load(self, int64_t queue_offset, QueueEntry* into) except -1
-    cdef bint _restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes,
-                       int64_t tag_hash) except -1
+    cdef int _restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes,
+                      int64_t tag_hash) except -1
     cdef int _begin_anew(self) except -1
     cpdef int64_t advance_visible(self, int64_t durable_offset) except -1
     cpdef int64_t write_out(self) except -1

@@ -83,8 +83,8 @@ class ConsumeQueue(QueueBase):
             The queue_offset behind the last entry that the files held, forgotten ones and fillers included: offsets
             below it were issued once and must not be issued again. ``issued_position`` says the same for the log.
         """
-    def restore(self, queue_offset: int, physical_offset: int, record_bytes: int, tag_hash: int) -> bool:
-        """Take in one entry during recovery; return whether it was new or wrong. Gaps get filler entries.
+    def restore(self, queue_offset: int, physical_offset: int, record_bytes: int, tag_hash: int) -> None:
+        """Take in one entry during recovery. Gaps get filler entries.
 
         A queue without files begins with the file of its first entry.
         """

@@ -527,25 +527,25 @@ cdef class ConsumeQueue(QueueBase):
             self.stepped_back.physical_offset = physical_offset
             self.stepped_back.record_bytes = record_bytes
             self.stepped_back.tag_hash = tag_hash
-            return False
+            return
         else:
             self.stepped_back.record_bytes = 0
         self.restored_end = queue_offset + 1
-        return self._restore(queue_offset, physical_offset, record_bytes, tag_hash)
+        self._restore(queue_offset, physical_offset, record_bytes, tag_hash)
 
-    cdef bint _restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes,
-                       int64_t tag_hash) except -1:
+    cdef int _restore(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes,
+                      int64_t tag_hash) except -1:
         if queue_offset < self.next_offset:
             if self.min_offset <= queue_offset < self.loaded_offset:
-                return self._mend(queue_offset, physical_offset, record_bytes, tag_hash)
-            return False
+                self._mend(queue_offset, physical_offset, record_bytes, tag_hash)
+            return 0
         self._begin_in_file_of(queue_offset)
         self.skip_to(queue_offset)
         self.push(physical_offset, record_bytes, tag_hash)
         if self.next_offset - self.written_offset >= WRITE_AT:
             self.visible_offset = self.next_offset
             self.write_out()
-        return True
+        return 0
 
     cdef int _begin_anew(self) except -1:
         """Forget all entries but the one that stepped back: RocketMQ numbers a topic from 0 again that was made again.
@@ -569,7 +569,7 @@ cdef class ConsumeQueue(QueueBase):
         return 0
 
     def _mend(self, int64_t queue_offset, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash):
-        """Rewrite an entry of the files that is not what the log says; return whether it was wrong."""
+        """Rewrite an entry of the files that is not what the log says."""
         cdef uint8_t entry[ENTRY_BYTES]
         cdef Py_ssize_t at = (queue_offset - self.read_offset) * ENTRY_BYTES
         cdef FileEntries compared = self.compared
@@ -585,10 +585,8 @@ cdef class ConsumeQueue(QueueBase):
             self.read_offset = queue_offset
             at = 0
         _store_entry(entry, physical_offset, record_bytes, tag_hash)
-        if memcmp(<const uint8_t*>compared.raw + at, entry, ENTRY_BYTES) == 0:
-            return False
-        self._rewrite(queue_offset, entry[:ENTRY_BYTES])
-        return True
+        if memcmp(<const uint8_t*>compared.raw + at, entry, ENTRY_BYTES) != 0:
+            self._rewrite(queue_offset, entry[:ENTRY_BYTES])
 
     def drop_strays(self, holes, bint since_start):
         if self.stepped_back.record_bytes and self.stepped_back_to == 0:    # the only message of a topic made again

@@ -22,7 +22,6 @@ class Scan:
 
     end_offset: int = 0
     records: int = 0
-    restored_entries: int = 0
     holes: list[Hole] = field(default_factory=list)
     torn_offset: int = -1
     torn_reason: str = ""

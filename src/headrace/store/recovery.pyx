@@ -41,7 +41,6 @@ class Hole:
 class Scan:
     end_offset: int = 0
     records: int = 0
-    restored_entries: int = 0
     holes: list = field(default_factory=list)
     torn_offset: int = -1
     torn_reason: str = ""
@@ -118,7 +117,6 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
     cdef uint32_t topic_bytes = 0
     cdef Segment segment
     cdef int64_t records = 0
-    cdef int64_t restored = 0
     cdef int64_t next_gap = _gap_at_or_behind(epoch_gaps, start_offset)
     cdef dict known_ends = {hole.first_offset: hole.end_offset for hole in known_holes}
     cdef dict commands_cut = {}             # by hole: where the command begins that is open there, its records before
@@ -158,8 +156,7 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
                                        view.queue_id)
                 if queue is not None:
                     tag_hash = view.store_timestamp_ms + queue.delay_ms if queue.delay_ms else record_tag_hash(&view)
-                    if queue.restore(view.queue_offset, offset, <int>found, tag_hash):
-                        restored += 1
+                    queue.restore(view.queue_offset, offset, <int>found, tag_hash)
             offset += found
             records += 1
             if progress is not None and records & 0xFFFF == 0:
@@ -181,7 +178,6 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
             result.torn_reason = describe(found)
         break
     result.records = records
-    result.restored_entries = restored
     while command_start >= durable_offset:
         result.unfinished_records += command_records
         result.torn_offset = offset = command_start
