@@ -14,7 +14,6 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from headrace.errors import CorruptRecordError
 from headrace.format import findings
@@ -29,6 +28,7 @@ from headrace.store import log_walk
 from headrace.store.check_report import CheckReport
 from headrace.store.log_walk import LogWalk
 from headrace.store.reader import CLOSED, OPEN, SegmentFile, StoreReader
+from headrace.store.segment_supply import is_unfinished
 
 Progress = Callable[[int], None]
 
@@ -113,7 +113,7 @@ class LogCheck:
 
     def _report_segment_size(self, segment: SegmentFile, name: str) -> None:
         is_last = segment is self._segments[-1]
-        if is_last and segment.size_bytes < self.size and self.report.state != CLOSED and _is_empty(segment.path):
+        if is_last and self.report.state != CLOSED and is_unfinished(segment.path, self.size):
             self.report.info.append(Finding(
                 kind="unfinished_segment", file=name,
                 message=f"{name} was being allocated when the broker ended; the next start removes it",
@@ -375,7 +375,7 @@ class LogCheck:
             return
         self.report.damage.append(findings.repeated_queue_offset(
             queue.topic, queue.queue_id, walk.queue_offset, physical_offset=offset, record_bytes=walk.record_bytes,
-            file=self._segment_at(offset),
+            file=segment_file(offset, self.size),
         ))  # fmt: skip
 
     def _judge_entry(self, queue: StoredQueue) -> None:
@@ -505,14 +505,6 @@ class LogCheck:
             file=self._entry_file(queue, queue_offset),
         ))  # fmt: skip
 
-    def _segment_at(self, physical_offset: int) -> str:
-        return segment_file(physical_offset, self.size)
-
     def _entry_file(self, queue: StoredQueue, queue_offset: int) -> str:
         first_byte = queue_offset * ENTRY.size // queue.file_bytes * queue.file_bytes
         return f"{self.reader.name_of(queue.path)}/{segment_name(first_byte)}"
-
-
-def _is_empty(path: Path) -> bool:
-    with path.open("rb") as file:
-        return not any(file.read(4096))

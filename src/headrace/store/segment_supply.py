@@ -68,19 +68,19 @@ def require_room(
         )
 
 
-def remove_unfinished(path: Path, segment_bytes: int) -> None:
-    """Remove a file that was still being allocated when its process was killed, or that it could not remove.
+def is_unfinished(path: Path, segment_bytes: int) -> bool:
+    """Whether a file was still being allocated when its process was killed: it is too short, and all zeros."""
+    if not path.is_file() or path.stat().st_size >= segment_bytes:
+        return False
+    with path.open("rb") as file:
+        return not any(file.read(4096))
 
-    It is shorter than a segment, and was never written to.
-    """
-    if path.is_file() and path.stat().st_size < segment_bytes and not any(_beginning(path)):
+
+def remove_unfinished(path: Path, segment_bytes: int) -> None:
+    """Remove a file that was never made in full, whose process was killed or could not remove it."""
+    if is_unfinished(path, segment_bytes):
         path.unlink()
         logger.info("removed an unfinished segment path=%s", path)
-
-
-def _beginning(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(4096)
 
 
 class SegmentSupply:
