@@ -138,7 +138,9 @@ class Opening:
             on_scanned: Told now and then how far the log has been checked.
         """
         log = self._log
-        self._load_epochs()
+        self.epochs = Epochs.of(
+            read_side_file(self._directory.epochs, "epochs", "restore it from a backup; nothing was changed")
+        )
         self._leave_out_gaps()
         self._load_holes()
         checkpoint, issued, issued_position = self._load_or_drop_queues()
@@ -194,7 +196,7 @@ class Opening:
             epoch_gaps=dict(self.epochs.gaps),
             durable_offset=durable,
         )
-        missing = [hole for hole in self._missing_files() if hole.end_offset <= scan_from]
+        missing = [Hole(first, end, MISSING_FILE) for first, end in find_missing(log, self.epochs) if end <= scan_from]
         scan.holes = sorted([*scan.holes, *missing], key=lambda hole: hole.first_offset)
         for queue in self._queues.values():
             queue.drop_strays(scan.holes, scan_from == log.first_offset)
@@ -245,13 +247,6 @@ class Opening:
                     f"holds records of {name}",
                     "give the files of commitlog their names back, or move it away to go on without its messages",
                 )
-
-    def _missing_files(self) -> list[Hole]:
-        return [Hole(first, end, MISSING_FILE) for first, end in find_missing(self._log, self.epochs)]
-
-    def _load_epochs(self) -> None:
-        payload = read_side_file(self._directory.epochs, "epochs", "restore it from a backup; nothing was changed")
-        self.epochs = Epochs.of(payload)
 
     def _leave_out_gaps(self) -> None:
         """Take the files behind the first of each gap out of the log: they are blank, for RocketMQ alone."""
