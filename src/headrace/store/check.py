@@ -67,7 +67,10 @@ def check_store(root: Path, progress: Progress = lambda done, total: None, extra
             report.note_queue_end(topic.decode(), queue_id, walk.totals(index)[0])
         if report.log.checkpoint_offset > report.log.end_offset:
             report.damage.append(findings.checkpoint_beyond_log(report.log.checkpoint_offset, report.log.end_offset))
-        check_index(reader, report)
+        note = read_checked(
+            reader, report, reader.directory.index_note, "index", "the next start makes the index anew from the log"
+        )
+        check_index(reader, report, note)
         if extra is not None:
             extra(reader, report)
         _name_special_files(reader, report)

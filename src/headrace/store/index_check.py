@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.errors import SideFileError
 from headrace.format.findings import Finding
 from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.store.check_report import CheckReport
 from headrace.store.index_file import file_bytes, verify_file
-from headrace.store.index_note import has_noted_header, read_note
+from headrace.store.index_note import has_noted_header
 from headrace.store.reader import CLOSED, StoreReader
 
 _ANEW: Final = "the next start makes it and all newer ones anew from the log"
@@ -24,16 +23,8 @@ _OTHER_HEADER: Final = "its header is not what was noted"
 _AT_THE_STOP: Final = "the broker does not read it of the newest file, and the next stop writes it"
 
 
-def check_index(reader: StoreReader, report: CheckReport) -> None:
+def check_index(reader: StoreReader, report: CheckReport, note: IndexNote | None) -> None:
     """Check the index files that the note counts."""
-    try:
-        note = read_note(reader.directory.index_note)
-    except SideFileError:
-        report.damage.append(Finding(
-            kind="side_file", file=reader.name_of(reader.directory.index_note), reason="damaged",
-            message="headrace/index.json is damaged; the next start makes the index anew from the log",
-        ))  # fmt: skip
-        return
     if note is None:
         return
     report.index.files = len(note.files)
@@ -75,14 +66,8 @@ def _check_file(
     return None if reason is None else (reason, _REMEDY)
 
 
-def inspect_index(reader: StoreReader) -> dict[str, Any] | None:
-    """Return what the index holds as far as it was noted, None where there is no note that can be read."""
-    try:
-        note = read_note(reader.directory.index_note)
-    except SideFileError:
-        return None
-    if note is None:
-        return None
+def inspect_index(reader: StoreReader, note: IndexNote) -> dict[str, Any]:
+    """Return what the index holds as far as it was noted."""
     paths = [reader.directory.index / noted.name for noted in note.files]
     return {
         "slots": note.slot_count,

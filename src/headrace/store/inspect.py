@@ -33,6 +33,7 @@ def inspect_store(root: Path) -> tuple[dict[str, Any], Tail]:
     directory = reader.directory
     epochs = Epochs.of(_payload(reader, directory.epochs, "epochs"))
     checkpoint = _payload(reader, directory.checkpoint, "checkpoint")
+    index_note = _payload(reader, directory.index_note, "index")
     mark, is_damaged = reader.durable_mark()
     identity = reader.identity
     tail = read_tail(reader, checkpoint["physical_offset"] if checkpoint else 0)
@@ -52,7 +53,7 @@ def inspect_store(root: Path) -> tuple[dict[str, Any], Tail]:
         "durable_mark": None if is_damaged else mark,
         "checkpoint": checkpoint,
         "segments": [_segment(reader, segment) for segment in reader.segments()],
-        "index": inspect_index(reader),
+        "index": None if index_note is None else inspect_index(reader, index_note),
         "topics": _topics(reader, tail, noted_queue_ends(epochs, checkpoint)),
     }, tail
 

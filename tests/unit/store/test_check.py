@@ -515,6 +515,19 @@ def test_a_side_file_that_may_not_be_read_is_not_said_to_be_made_anew(
     )
 
 
+def test_a_note_of_the_index_that_cannot_be_read_makes_no_store_unreadable(bench: StoreBench) -> None:
+    """A start makes the index anew then; the check ended there, with all that it had found unsaid."""
+    bench.append("t", b"x", properties=b"KEYS\x01k\x02")
+    bench.close()
+    note = bench.root / "headrace/index.json"
+    note.unlink()
+    note.symlink_to(note)
+    report = bench.check()
+    assert (report.exit_code, [(found.kind, found.file) for found in report.damage]) == (
+        1, [("side_file", "headrace/index.json")],
+    )  # fmt: skip
+
+
 def test_a_journal_of_a_newer_version_is_unreadable(bench: StoreBench) -> None:
     """Exit 2 for a newer version of any file."""
     filled_broker(bench)
