@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from headrace.format.side_file import read_side_file, write_side_file
+from headrace.format.side_file import write_side_file
 from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.store.index_file import IndexFile
 
@@ -44,16 +44,6 @@ def has_noted_header(path: Path, noted: IndexFileNote) -> bool:
 def write_note(note: IndexNote, path: Path) -> None:
     """Replace the note. Blocks."""
     write_side_file(path, "index", asdict(note))
-
-
-def read_note(path: Path) -> IndexNote | None:
-    """Return the note, None where there is none.
-
-    Raises:
-        SideFileError, FormatVersionError: see ``read_side_file``.
-    """
-    note: IndexNote | None = read_side_file(path, "index", "remove it: the index is made anew from the log")
-    return note
 
 
 def is_index_name(name: str) -> bool:

@@ -13,12 +13,13 @@ from typing import Final
 from headrace.errors import SideFileError, UnreadableError
 from headrace.format.epochs import Epochs
 from headrace.format.record import decode
+from headrace.format.side_file import read_side_file
 from headrace.format.side_shapes import IndexFileNote, IndexNote
 from headrace.settings import StoreSettings
 from headrace.store.commit_log import CommitLog
 from headrace.store.directory import StoreDirectory
 from headrace.store.index_file import IndexFile, file_bytes
-from headrace.store.index_note import has_noted_header, is_index_name, read_note
+from headrace.store.index_note import has_noted_header, is_index_name
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +69,9 @@ class IndexOpening:
         self._remove_others()
 
     def _read_note(self) -> IndexNote | None:
+        note: IndexNote | None
         try:
-            note = read_note(self._directory.index_note)
+            note = read_side_file(self._directory.index_note, "index", "remove it: the index is made anew from the log")
         except (SideFileError, OSError) as error:
             logger.warning("note of the key index damaged, the index is made anew from the log error=%s", error)
             return None

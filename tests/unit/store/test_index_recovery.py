@@ -15,7 +15,6 @@ import pytest
 
 from headrace.format.side_file import read_side_file
 from headrace.store.index_file import IndexFile
-from headrace.store.index_note import read_note
 from tests.support.indexes import SMALL, find, header_count, index_files, note_index, properties, put, require_whole
 from tests.support.stores import MakeBench, StoreBench
 
@@ -442,7 +441,7 @@ def test_notes_go_on_when_there_is_room_and_files_can_be_opened_again(
     index = small.store.index
 
     def noted_files() -> int:
-        note = read_note(small.store.directory.index_note)
+        note = read_side_file(small.store.directory.index_note, "index", "")
         return len(note.files) if note is not None else 0
 
     def refuse(*arguments: object) -> int:
