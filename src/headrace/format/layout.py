@@ -77,10 +77,10 @@ def queue_folder(consume_queues: Path | str, topic: str, queue_id: int) -> Path:
     return Path(consume_queues, topic_directory(topic), str(queue_id))
 
 
-def queue_folders(consume_queues: str) -> list[tuple[str, int, str]]:
+def queue_folders(consume_queues: Path) -> list[tuple[str, int, str]]:
     """Return (topic, queue id, path) of every folder that holds a consume queue; what else lies there is passed over.
 
-    Strings and ``scandir``, since ten thousand Path objects cost a second.
+    Strings, since ten thousand Path objects cost a second.
     """
     found = []
     with os.scandir(consume_queues) as topics:

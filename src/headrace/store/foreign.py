@@ -443,7 +443,7 @@ def _copy_config(source: ForeignStore, target: StoreDirectory, config: Mapping[s
 def _queue_facts(source: ForeignStore, copy: StoreDirectory) -> QueueFacts:
     """Return what the copied files of the queues say."""
     last_entries = {}
-    for topic, queue_id, _ in queue_folders(str(copy.consume_queues)):
+    for topic, queue_id, _ in queue_folders(copy.consume_queues):
         queue = StoredQueue(copy.consume_queues, topic, queue_id, source.queue_file_bytes)
         first, end = queue.extent()
         last_entries[topic, queue_id] = (-1, -1)

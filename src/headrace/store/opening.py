@@ -222,7 +222,7 @@ class Opening:
             checkpoint = log.first_offset
             self._checkpoints.begin_anew()
             self._files.close()
-            for _, _, folder in queue_folders(str(self._directory.consume_queues)):
+            for _, _, folder in queue_folders(self._directory.consume_queues):
                 shutil.rmtree(folder)
             self._queues.clear()
         return checkpoint, issued, issued_position
@@ -292,7 +292,7 @@ class Opening:
         issued: dict[tuple[str, int], int] = {}
         entries = 0
         self._directory.consume_queues.mkdir(exist_ok=True)
-        for topic, queue_id, _ in queue_folders(str(self._directory.consume_queues)):
+        for topic, queue_id, _ in queue_folders(self._directory.consume_queues):
             queue = self._find_queue(topic, queue_id)
             issued[topic, queue_id] = queue.load(checkpoint)
             entries += queue.next_offset

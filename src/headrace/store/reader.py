@@ -86,7 +86,7 @@ class StoreReader:
     def queues(self) -> list[StoredQueue]:
         """Return every queue that has a folder."""
         try:
-            folders = queue_folders(str(self.directory.consume_queues))
+            folders = queue_folders(self.directory.consume_queues)
         except FileNotFoundError:
             return []
         return [self.queue(topic, queue_id) for topic, queue_id, _ in folders]

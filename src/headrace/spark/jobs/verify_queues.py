@@ -167,7 +167,7 @@ class QueueCheck:
         """Queues without records, and the sizes of all files."""
         assert self._queues is not None
         folder = Path(self._queues.root, CONSUME_QUEUES)
-        for topic, queue_id, _ in queue_folders(str(folder)) if folder.is_dir() else ():
+        for topic, queue_id, _ in queue_folders(folder) if folder.is_dir() else ():
             queue = self._queues.queue(topic, queue_id)
             self._check_sizes(queue)
             if (topic, queue_id) not in joined:
