@@ -72,6 +72,7 @@ class Connection(Wire, asyncio.BufferedProtocol):
         self._wheel = wheel
         self._deadlines = deadlines
         self._high_water_bytes = high_water_bytes
+        self._unread_replies_bytes = 0  # of replies, written since the peer is behind
 
     # -- what a protocol overrides -------------------------------------------------------------------------------
 
@@ -149,10 +150,24 @@ class Connection(Wire, asyncio.BufferedProtocol):
 
     # -- output --------------------------------------------------------------------------------------------------
 
+    def write_reply(self, data: bytes) -> None:
+        """Write what must be kept for a peer that does not read it: so what leads to more of it is read no more."""
+        if self.is_closing():
+            return
+        was_blocked = self.is_blocked
+        self.write(data)
+        if self.is_blocked:
+            most = self._high_water_bytes
+            # One reply may be larger than all that may wait: only what comes on top of it puts the peer behind.
+            self._unread_replies_bytes += len(data) if was_blocked else min(len(data), most + 1)
+            if self._unread_replies_bytes > most:
+                self.pause(Pause.REPLIES)
+
     def pause_writing(self) -> None:
         """Note that the peer does not read as fast as it is sent to; the transport calls this."""
         self._traffic.write_pauses += 1
         self.is_blocked = True
+        self._unread_replies_bytes = 0
         self.on_blocked()
         now_ms = self._clock.monotonic_ms()
         self._is_write_overdue(now_ms)  # its time runs from here

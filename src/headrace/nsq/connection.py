@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from headrace.errors import RequestError, StoreError
 from headrace.net.address import born_of
-from headrace.net.connection import Pause
 from headrace.net.deadlines import Deadlines
 from headrace.net.turns import TurnConnection
 from headrace.nsq.coalescing import MIN_IN_FLIGHT, ConsumerReads
@@ -85,9 +84,8 @@ class NsqConnection(TurnConnection):
         self._consumer_reads: ConsumerReads | None = None
         self._reader = Reader(server.limits, ALLOWED_MASK[State.INIT], IGNORED_MASK[State.INIT])
         self._replies = ReplyQueue(
-            server.gate, write=self._write_reply, failed=self._flush_failed, emptied=self._replies_sent
+            server.gate, write=self.write_reply, failed=self._flush_failed, emptied=self._replies_sent
         )
-        self._blocked_reply_bytes = 0  # replies written since the client is behind
         self._publisher = Publisher(server, self, self._reader)
         self._now_ms = self._monotonic_ms = 0  # when the read that is being taken came
         self.connected_at_ms = 0
@@ -339,7 +337,7 @@ class NsqConnection(TurnConnection):
         if physical_offset or self._replies.waiting:
             self._replies.add(Reply(OK_FRAME * count, physical_offset, command_name))
         else:
-            self._write_reply(OK_FRAME * count)
+            self.write_reply(OK_FRAME * count)
 
     def _settle(self, owed: int = 0, physical_offset: int = 0) -> None:
         """Execute FINs, REQs and TOUCHes; put their errors among the ``owed`` OKs of the publishes around them."""
@@ -437,8 +435,7 @@ class NsqConnection(TurnConnection):
         self.write(HEARTBEAT_FRAME)
 
     def on_blocked(self) -> None:
-        """Stop delivery: the client is behind."""
-        self._blocked_reply_bytes = 0
+        """Stop delivery: the client is behind. It goes on finishing, which causes no replies."""
         if self.subscription is not None:
             self.subscription.writable = False
 
@@ -453,17 +450,6 @@ class NsqConnection(TurnConnection):
     def _sub_answered(self) -> None:
         self._sub_is_answered = True
         self.on_writable()
-
-    def _write_reply(self, data: bytes) -> None:
-        if self.is_closing():
-            return
-        self.write(data)
-        if self.is_blocked:
-            # Replies must be kept, so the commands that cause them are not read any more. FINs cause none: a
-            # consumer that is behind goes on finishing.
-            self._blocked_reply_bytes += len(data)
-            if self._blocked_reply_bytes > self._server.settings.write_high_water_bytes:
-                self.pause(Pause.REPLIES)
 
     # -- refusing ------------------------------------------------------------------------------------------------
 

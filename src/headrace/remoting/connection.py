@@ -474,7 +474,7 @@ class RemotingConnection(RequestConnection):
 
     def send(self, data: bytes) -> None:
         """Send encoded responses; a client that does not take them is not read from."""
-        if not data or self.is_closing():
+        if not data:
             return
         outgoing = self._outgoing
         if outgoing is not None:
@@ -486,18 +486,9 @@ class RemotingConnection(RequestConnection):
                 self._send_outgoing()
                 self._outgoing = []
             return
-        was_blocked = self.is_blocked
-        if not was_blocked:
-            self._blocked_bytes = 0
-        self.write(data)
-        if self.is_blocked:
-            most = self.server.settings.write_high_water_bytes
-            # One answer may be larger than all that may wait: only what comes on top of it puts the client behind.
-            self._blocked_bytes += len(data) if was_blocked else min(len(data), most + 1)
-            if self._blocked_bytes > most:
-                self.pause(Pause.REPLIES)
-            if self._blocked_bytes > _FARTHEST_BEHIND * most:
-                self.abort("too far behind")  # what it asked before grows into more than may wait for it
+        self.write_reply(data)
+        if self.is_blocked and self._unread_replies_bytes > _FARTHEST_BEHIND * self._high_water_bytes:
+            self.abort("too far behind")  # what it asked before grows into more than may wait for it
 
     def send_large(self) -> None:
         """Send the responses gathered so far if a large one is among them."""
@@ -524,7 +515,7 @@ class RemotingConnection(RequestConnection):
 
     def _is_far_behind(self) -> bool:
         """Return whether as many bytes wait for the client as may, and those of its own requests' answers besides."""
-        return self.is_blocked and self._blocked_bytes > self.server.settings.write_high_water_bytes
+        return self.is_blocked and self._unread_replies_bytes > self._high_water_bytes
 
     # -- asking the client -----------------------------------------------------------------------------------------
 

@@ -90,7 +90,6 @@ class RequestConnection(TurnConnection):
         )
         self.server = server
         self._owed = 0  # answers that wait for the disk
-        self._blocked_bytes = 0  # of answers, written since the peer is behind
 
     def note_untold(self, request: int, code: int, remark: str) -> None:
         """Log why a request was refused whose client gets no answer that says so."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.errors import ProtocolError, RequestError
-from headrace.net.connection import Pause
 from headrace.remoting.codec import Command, PullRequest
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.registry.handlers import HANDLERS, Handler
@@ -103,14 +102,7 @@ class RegistryConnection(RequestConnection):
                 self.note_untold(command.code, int(reply.code), reply.remark)
         if command.is_oneway or self.is_closing():
             return
-        data = reply.encode(command.serialize, command.opaque)
-        if not self.is_blocked:
-            self._blocked_bytes = 0
-        self.write(data)
-        if self.is_blocked:
-            self._blocked_bytes += len(data)
-            if self._blocked_bytes > self.server.settings.write_high_water_bytes:
-                self.pause(Pause.REPLIES)
+        self.write_reply(reply.encode(command.serialize, command.opaque))
 
     def hold(self, command: Command, handler: Handler) -> bool:
         """Have ``handler`` answer when brokers had time to register; return False where it is to refuse instead."""
