@@ -18,20 +18,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace.broker.gathering import Gathering
-from headrace.errors import ProtocolError, RequestError, StoreError
+from headrace.errors import ProtocolError, StoreError
 from headrace.net.address import born_of
 from headrace.net.connection import Pause
 from headrace.remoting.calls import Answered, PendingCalls
-from headrace.remoting.codec import Command, PullRequest, UnheldFrameError, add_send, encode_request
-from headrace.remoting.codes import NOT_SERVED, RequestCode, ResponseCode
+from headrace.remoting.codec import Command, PullRequest, add_send, encode_request
+from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers.pull import pull
 from headrace.remoting.handlers.table import GATHERED, HANDLERS
 from headrace.remoting.large_requests import is_large
 from headrace.remoting.long_answers import take_part
 from headrace.remoting.reading.known_pulls import LARGE_ANSWER_BYTES, PullReads
 from headrace.remoting.reading.reader_stream import ReaderStream
-from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
-from headrace.remoting.request_connection import RequestConnection, count_code
+from headrace.remoting.reply import Reply
+from headrace.remoting.request_connection import RequestConnection
 from headrace.remoting.sending.intake import append_sends
 from headrace.remoting.sending.late_answers import as_late, as_refused
 
@@ -75,6 +75,7 @@ class RemotingConnection(RequestConnection):
     """
 
     server: RemotingServer
+    served_codes = HANDLERS.keys()
 
     def __init__(self, server: RemotingServer) -> None:
         super().__init__(server, server.reader_limits)
@@ -162,7 +163,7 @@ class RemotingConnection(RequestConnection):
             except ProtocolError as error:
                 self._write_together()
                 append_sends(self)
-                self._refuse_frame(error)
+                self.refuse_frame(error)
                 break
             if self._unwritten and (intake.sends or command is None or command.code not in GATHERED):
                 self._write_together()
@@ -254,7 +255,7 @@ class RemotingConnection(RequestConnection):
                 append_sends(self)  # those before it
             handler = HANDLERS.get(code)
             if handler is None:
-                self._refuse_unknown(command)
+                self.refuse_unknown(command)
                 return None
             counters.requests[code] += 1
             if code in GATHERED and isinstance(command, Command):
@@ -276,16 +277,6 @@ class RemotingConnection(RequestConnection):
             return parts
         self.answer(command, reply)
         return None
-
-    def reply_to(self, error: Exception, code: int) -> Reply:
-        """Return the response to a request that was refused, or failed by a bug; from where the error is handled."""
-        if isinstance(error, RequestError | StoreError):
-            return refuse(error)
-        if isinstance(error, ProtocolError):
-            return Reply(ResponseCode.SYSTEM_ERROR, str(error))
-        self.server.counters.internal_errors += 1
-        logger.exception("request failed by a bug client=%s code=%d", self.remote_address, code)
-        return Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
 
     def _gather(self, command: Command) -> None:
         """Do a request but for what it writes; what needs no write is answered."""
@@ -324,32 +315,6 @@ class RemotingConnection(RequestConnection):
         for wait_offset, answers in waiting.items():
             self._answer_when_durable(wait_offset, answers)
 
-    def _refuse_unknown(self, command: Command) -> None:
-        """Answer a request code that Headrace does not have (remoting.md 1.7)."""
-        counts, code = self.server.counters.unsupported, command.code
-        text = f" request type {code} not supported"
-        if code in NOT_SERVED:
-            text += f": {NOT_SERVED[code]}"
-            if code not in counts:  # once, and then only counted: clients ask again and again
-                logger.warning("request not served client=%s remark=%s", self.remote_address, text.strip())
-        count_code(counts, code)
-        self.answer(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
-
-    def _refuse_frame(self, error: ProtocolError) -> None:
-        """Close behind a frame that is malformed, or that there is no memory for: the rest cannot be passed over."""
-        server = self.server
-        if not isinstance(error, UnheldFrameError):
-            server.counters.bad_frames += 1
-            server.refusal_log.note(self.remote_address, error)
-            self.leave("bad frame")
-            return
-        server.refusal_log.note_no_memory(self.remote_address, str(error))
-        command = error.command
-        if command is not None and not command.is_response and not self.cause:
-            server.counters.requests[command.code] += command.code in HANDLERS
-            self.answer(command, Reply(ResponseCode.SYSTEM_ERROR, str(error)))
-        self.leave("no memory")
-
     def require(self, user: User, need: Need, code: int) -> None:
         """Accept a request of this code whose sender has a right, beyond those that its fields told the guard.
 
@@ -361,15 +326,8 @@ class RemotingConnection(RequestConnection):
 
     # -- answering -----------------------------------------------------------------------------------------------
 
-    def answer(self, command: Command | PullRequest, reply: Reply) -> None:
-        """Send a response, now or when what it promises is durable; a one-way request gets none."""
-        refused = int(reply.code or reply.untold)
-        if refused:
-            count_code(self.server.counters.refusals, refused)
-            if reply.untold or command.is_oneway:
-                self.note_untold(command.code, refused, reply.remark)
-        if command.is_oneway:
-            return
+    def respond(self, command: Command | PullRequest, reply: Reply) -> None:
+        """Send a response, now or when what it promises is durable."""
         if reply.wait_saved is not None:
             self._answer_when_saved(command, reply, reply.wait_saved)
         elif not reply.wait_offset:

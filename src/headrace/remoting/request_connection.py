@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.net.connection import Pause
 from headrace.net.deadlines import Deadlines
 from headrace.net.server import C, StreamServer
 from headrace.net.turns import TurnConnection
 from headrace.net.wire import TrafficCounters
-from headrace.remoting.codec import Command, Limits, PullRequest, Reader
-from headrace.remoting.codes import ResponseCode, request_name, response_name
+from headrace.remoting.codec import Command, Limits, PullRequest, Reader, UnheldFrameError
+from headrace.remoting.codes import NOT_SERVED, ResponseCode, request_name, response_name
+from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.signature import without_proof
 from headrace.settings import RegistrySettings, RemotingSettings
 
@@ -70,6 +73,8 @@ class RequestConnection(TurnConnection):
     """
 
     server: RequestServer[Any]
+    served_codes: Collection[int]
+    """Of the requests that are done."""
 
     def __init__(self, server: RequestServer[Any], limits: Limits) -> None:
         settings = server.settings
@@ -91,11 +96,63 @@ class RequestConnection(TurnConnection):
         self.server = server
         self._owed = 0  # answers that wait for the disk
 
+    # -- answering -----------------------------------------------------------------------------------------------
+
     def note_untold(self, request: int, code: int, remark: str) -> None:
         """Log why a request was refused whose client gets no answer that says so."""
         # Of codes that do not exist there are many: they have one line together.
         name = request_name(request) if code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED else "unknown"
         self.server.refusal_log.note_untold(self.remote_address, name, response_name(code), remark)
+
+    def answer(self, command: Command | PullRequest, reply: Reply) -> None:
+        """Send a response, which a one-way request does not get, and count what it refuses."""
+        refused = int(reply.code or reply.untold)
+        if refused:
+            _count_code(self.server.counters.refusals, refused)
+            if reply.untold or command.is_oneway:
+                self.note_untold(command.code, refused, reply.remark)
+        if not command.is_oneway:
+            self.respond(command, reply)
+
+    def respond(self, command: Command | PullRequest, reply: Reply) -> None:
+        """Send a response."""
+        self.write_reply(reply.encode(command.serialize, command.opaque))
+
+    def reply_to(self, error: Exception, code: int) -> Reply:
+        """Return the response to a request that was refused, or failed by a bug; from where the error is handled."""
+        if isinstance(error, RequestError | StoreError):
+            return refuse(error)
+        if isinstance(error, ProtocolError):
+            return Reply(ResponseCode.SYSTEM_ERROR, str(error))
+        self.server.counters.internal_errors += 1
+        logger.exception("request failed by a bug client=%s code=%d", self.remote_address, code)
+        return Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
+
+    def refuse_unknown(self, command: Command | PullRequest) -> None:
+        """Answer a request code that Headrace does not have (remoting.md 1.7)."""
+        counts, code = self.server.counters.unsupported, command.code
+        text = f" request type {code} not supported"
+        if code in NOT_SERVED:
+            text += f": {NOT_SERVED[code]}"
+            if code not in counts:  # once, and then only counted: clients ask again and again
+                logger.warning("request not served client=%s remark=%s", self.remote_address, text.strip())
+        _count_code(counts, code)
+        self.answer(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
+
+    def refuse_frame(self, error: ProtocolError) -> None:
+        """Close behind a frame that is malformed, or that there is no memory for: the rest cannot be passed over."""
+        server = self.server
+        if not isinstance(error, UnheldFrameError):
+            server.counters.bad_frames += 1
+            server.refusal_log.note(self.remote_address, error)
+            self.leave("bad frame")
+            return
+        server.refusal_log.note_no_memory(self.remote_address, str(error))
+        command = error.command
+        if command is not None and not command.is_response and not self.cause:
+            server.counters.requests[command.code] += command.code in self.served_codes
+            self.answer(command, Reply(ResponseCode.SYSTEM_ERROR, str(error)))
+        self.leave("no memory")
 
     def log_request(self, command: Command | PullRequest) -> None:
         """Write the line that log level ``debug`` has for each request."""
@@ -184,6 +241,6 @@ class RequestConnection(TurnConnection):
         return bool(self.pauses & ~Pause.TURN) or super().is_turn_over()
 
 
-def count_code(counts: Counter[int], code: int) -> None:
+def _count_code(counts: Counter[int], code: int) -> None:
     """Count one more of a code; those beyond the most share the number -1."""
     counts[code if code in counts or len(counts) < _MAX_CODES else -1] += 1

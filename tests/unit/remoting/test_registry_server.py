@@ -17,6 +17,7 @@ from headrace.errors import SideFileError, StoreError, StoreLockedError
 from headrace.remoting.codec import Command, decode_command, encode_request
 from headrace.remoting.registry.server import COMES_AGAIN_S, RegistryServer
 from headrace.settings import RegistrySettings
+from tests.support.memory import little_memory
 from tests.unit.remoting.registry_bench import A, Bench, broker_ext, topic
 
 ROUTE_OF_T = encode_request(0, 105, 1, False, {"topic": "T"})
@@ -116,6 +117,21 @@ def test_a_refused_frame_is_explained(start: bytes, text: str, caplog: pytest.Lo
     """By the setting that bounds it, or by the port that the client should have gone to."""
     Bench().link().send(start)
     assert [record.getMessage().partition(" error=")[2] for record in caplog.records] == [text]
+
+
+def test_a_frame_without_memory_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """It was counted and logged as one that is malformed, and the connection closed without an answer."""
+    body_bytes = 100 << 20
+    bench = Bench(max_frame_bytes=128 << 20)
+    link = bench.link()
+    frame = encode_request(0, 103, 7, False, {name: str(value) for name, value in broker_ext().items()})
+    with little_memory():
+        (response,) = link.send((len(frame) - 4 + body_bytes).to_bytes(4) + frame[4:] + bytes(100))
+    text = f"no memory for a frame of {len(frame) + body_bytes} bytes"
+    assert (response.code, response.opaque, response.remark) == (1, 7, text)
+    assert link.connection.cause == "no memory"
+    assert bench.server.counters.bad_frames == 0
+    assert [record.getMessage().partition(" client=")[0] for record in caplog.records] == ["no memory, client refused"]
 
 
 def test_responses_and_one_way_requests_get_no_answer() -> None:

@@ -12,12 +12,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.errors import ProtocolError, RequestError
+from headrace.errors import ProtocolError
 from headrace.remoting.codec import Command, PullRequest
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.registry.handlers import HANDLERS, Handler
-from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
-from headrace.remoting.request_connection import RequestConnection, count_code
+from headrace.remoting.reply import Reply
+from headrace.remoting.request_connection import RequestConnection
 
 if TYPE_CHECKING:
     from headrace.remoting.registry.server import RegistryServer
@@ -29,6 +29,7 @@ class RegistryConnection(RequestConnection):
     """One peer."""
 
     server: RegistryServer
+    served_codes = HANDLERS.keys()
 
     def __init__(self, server: RegistryServer) -> None:
         super().__init__(server, server.limits)
@@ -48,9 +49,7 @@ class RegistryConnection(RequestConnection):
             try:
                 command = self._reader.next_command(server.intake)
             except ProtocolError as error:
-                server.counters.bad_frames += 1
-                server.refusal_log.note(self.remote_address, error)
-                self.leave("bad frame")
+                self.refuse_frame(error)
                 break
             if command is None:
                 break
@@ -67,42 +66,27 @@ class RegistryConnection(RequestConnection):
             return  # a registry asks for nothing
         if self.server.logs_commands:
             self.log_request(command)
-        self._answer_by(lambda: self._handle(command), command)
-
-    def _answer_by(self, handle: Callable[[], Reply | None], command: Command | PullRequest) -> None:
-        try:
-            reply = handle()
-        except RequestError as error:
-            reply = refuse(error)
-        except Exception:
-            self.server.counters.internal_errors += 1
-            logger.exception("request failed by a bug client=%s code=%d", self.remote_address, command.code)
-            reply = Reply(ResponseCode.SYSTEM_ERROR, INTERNAL_ERROR)
-        if reply is not None:
-            self.answer(command, reply)
-
-    def _handle(self, command: Command | PullRequest) -> Reply | None:
-        counters = self.server.counters
         handler = HANDLERS.get(command.code)
         if handler is None or isinstance(command, PullRequest):
-            count_code(counters.unsupported, command.code)
-            return Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")
-        counters.requests[command.code] += 1
+            self.refuse_unknown(command)
+            return
+        self.server.counters.requests[command.code] += 1
+        self._answer_by(lambda: self._handle(handler, command), command)
+
+    def _handle(self, handler: Handler, command: Command) -> Reply | None:
         if self.server.guard is not None:
             self.server.guard.admit(command, self.host)
         return handler(self, command)
 
-    # -- answering -----------------------------------------------------------------------------------------------
+    def _answer_by(self, handle: Callable[[], Reply | None], command: Command) -> None:
+        try:
+            reply = handle()
+        except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
+            reply = self.reply_to(error, command.code)
+        if reply is not None:
+            self.answer(command, reply)
 
-    def answer(self, command: Command | PullRequest, reply: Reply) -> None:
-        """Send a response; a one-way request gets none, and a peer that does not take them is not read from."""
-        if reply.code:
-            self.server.counters.refusals[reply.code] += 1
-            if command.is_oneway:
-                self.note_untold(command.code, int(reply.code), reply.remark)
-        if command.is_oneway or self.is_closing():
-            return
-        self.write_reply(reply.encode(command.serialize, command.opaque))
+    # -- answering -----------------------------------------------------------------------------------------------
 
     def hold(self, command: Command, handler: Handler) -> bool:
         """Have ``handler`` answer when brokers had time to register; return False where it is to refuse instead."""
