@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from headrace.errors import InternalError, MessageTooLargeError, ProtocolError, QuotaExceededError
-from headrace.net.address import format_address, is_loopback
 
 if TYPE_CHECKING:
     from headrace.net.http_connection import BoundedConnection, EmbeddedServer
@@ -192,14 +191,6 @@ class HttpListener:
         if self._task.done():
             self._task.result()
             raise InternalError(f"the HTTP server of {self.name} ended before it listened")
-        address = self._sock.getsockname()
-        logger.info("listening protocol=%s address=%s", self.name, format_address(address))
-        if isinstance(address, tuple) and not is_loopback(address[0]):
-            logger.warning(
-                "listening without TLS and authentication: whoever reaches the port can use it protocol=%s address=%s",
-                self.name,
-                format_address(address),
-            )
 
     async def stop(self) -> None:
         """Stop accepting, let requests in work finish for a few seconds, close every connection."""

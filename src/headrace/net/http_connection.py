@@ -40,7 +40,7 @@ from headrace.clock import Clock
 from headrace.net.address import format_address, peer_of
 from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import INCOMPLETE, LEFT, MAX_HEAD_BYTES, TAKEN
-from headrace.net.listener import BACKLOG, accepting_more
+from headrace.net.listener import listen
 from headrace.net.refusal_log import RefusalLog
 from headrace.net.request_parser import RequestParser
 from headrace.net.unacknowledged import unacknowledged_bytes
@@ -103,14 +103,10 @@ class EmbeddedServer(uvicorn.Server):
         self.ending = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and accept many in a turn of the loop, as every listener does; uvicorn's own code accepts one."""
-        loop = asyncio.get_running_loop()
+        """Listen as every listener does: uvicorn's own code accepts one connection in a turn of the loop."""
         protocol: Any = self.config.http_protocol_class
         make = partial(protocol, config=self.config, server_state=self.server_state, app_state={})
-        self.servers = [
-            await loop.create_server(accepting_more(bound, make), sock=bound, backlog=BACKLOG)
-            for bound in sockets or ()
-        ]
+        self.servers = [(await listen(bound, make, protocol=self._name))[0] for bound in sockets or ()]
         self.started = True
 
     @contextlib.contextmanager

@@ -18,8 +18,12 @@ from headrace.net.address import format_address, is_loopback, parse_address
 logger = logging.getLogger(__name__)
 
 # A burst of reconnecting clients after a restart must find room; the kernel caps this at net.core.somaxconn.
-BACKLOG: Final = 4096
-_UNGUARDED: Final = {"registry": "register brokers, and lead clients to them"}
+_BACKLOG: Final = 4096
+_UNGUARDED: Final = {
+    "registry": "register brokers, and lead clients to them",
+    "nsq_http": "use it",
+    "admin": "use it",
+}
 """What a listener without access rules lets everybody do, where that is not publishing and consuming."""
 
 # Bound sockets of this process. A forked child closes its copies: connections would still come in after their listener
@@ -95,7 +99,7 @@ async def listen(
     *,
     protocol: str,
     is_guarded: bool = False,
-) -> tuple[asyncio.AbstractServer, str]:
+) -> tuple[asyncio.Server, str]:
     """Accept connections at an address or on a bound socket.
 
     Args:
@@ -108,7 +112,9 @@ async def listen(
     bound = bind(where) if isinstance(where, str) else where
     _keep_alive(bound)
     name = bound.getsockname()
-    server = await asyncio.get_running_loop().create_server(accepting_more(bound, factory), sock=bound, backlog=BACKLOG)
+    server = await asyncio.get_running_loop().create_server(
+        _accepting_more(bound, factory), sock=bound, backlog=_BACKLOG
+    )
     logger.info("listening protocol=%s address=%s", protocol, format_address(name))
     if isinstance(name, tuple) and not is_loopback(name[0]):
         can = _UNGUARDED.get(protocol, "publish and consume")
@@ -121,7 +127,7 @@ async def listen(
     return server, format_address(name)
 
 
-def accepting_more(
+def _accepting_more(
     bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol]
 ) -> Callable[[], asyncio.BaseProtocol]:
     """Return the factory for a server on ``bound``; with each connection others that wait are accepted as well.
