@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from headrace.net.busy_poll import BusyPoll
 from headrace.net.connection import Connection, Pause
@@ -21,13 +21,65 @@ from headrace.net.turns import TurnConnection, Turns
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
+    from headrace.net.deadlines import Deadlines
+    from headrace.net.stream_input import StreamInput
+    from headrace.net.wire import TrafficCounters
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 5.0
 
 
-C = TypeVar("C", bound=TurnConnection)
+C = TypeVar("C", bound="ServerConnection")
+
+
+class ServerConnection(TurnConnection):
+    """A connection of a server, from its taking up to its end."""
+
+    def __init__(self, server: StreamServer[Any], reader: StreamInput, deadlines: Deadlines) -> None:
+        super().__init__(
+            reader,
+            server.receive,
+            server.turns,
+            clock=server.clock,
+            wheel=server.wheel,
+            traffic=server.counters,
+            deadlines=deadlines,
+            high_water_bytes=server.settings.write_high_water_bytes,
+        )
+        self.server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take up the connection, or refuse it at the limit."""
+        super().connection_made(transport)
+        if self.server.take_up(self):
+            self.look_again(self._clock.monotonic_ms())
+        else:
+            self.on_full()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give up everything this connection holds."""
+        super().connection_lost(exc)
+        self.server.connection_lost(self)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
+
+    def fail(self, error: Exception) -> None:
+        """Close at once, for want of memory or by a bug; from where the error is handled."""
+        self.on_bug()
+        if isinstance(error, MemoryError):
+            self.server.refusal_log.note_no_memory(self.remote_address, "commands of one read")
+            self.abort("no memory")
+        else:
+            logger.exception("connection failed by a bug client=%s", self.remote_address)
+            self.abort("internal error")
+
+    def on_full(self) -> None:
+        """Leave: the server has as many connections as may be."""
+        self.leave("too many connections")
+
+    def on_bug(self) -> None:
+        """Forget what the read that is being taken has brought."""
 
 
 class StreamServer(Generic[C]):
@@ -35,6 +87,8 @@ class StreamServer(Generic[C]):
 
     Attributes:
         clock: Of their deadlines.
+        settings: Those of the protocol; ``write_high_water_bytes`` is what all have.
+        counters: What is counted of their traffic.
         busy_poll: To be told of every read that was served, unless its answer waits for the disk.
         connections: Every open one.
         held_back: Connections not read from because the store is behind.
@@ -44,6 +98,9 @@ class StreamServer(Generic[C]):
         turns: What connections that have more to do than a turn know of each other.
         wheel: When a connection's deadline may be due.
     """
+
+    settings: Any
+    counters: TrafficCounters
 
     def __init__(self, protocol: str, clock: Clock, limit: int, *, busy_poll_us: int = 0) -> None:
         """Take up to ``limit`` connections; after a read, look for the next one for up to ``busy_poll_us``."""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from headrace.errors import RequestError, StoreError
 from headrace.net.address import born_of
 from headrace.net.deadlines import Deadlines
-from headrace.net.turns import TurnConnection
+from headrace.net.server import ServerConnection
 from headrace.nsq.coalescing import MIN_IN_FLIGHT, ConsumerReads
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
@@ -61,7 +61,7 @@ MAX_ENDED: Final = 1_000
 """Topics that a connection has published to and that may be gone before it forgets how much it was."""
 
 
-class NsqConnection(TurnConnection):
+class NsqConnection(ServerConnection):
     """One client connection.
 
     Attributes:
@@ -69,6 +69,8 @@ class NsqConnection(TurnConnection):
         subscription: What it consumes; None before SUB and when the channel is gone.
         pub_counts: Messages it has published, by topic. Topics that ended are left out when they become many.
     """
+
+    server: NsqServer
 
     def __init__(self, server: NsqServer) -> None:
         settings = server.settings
@@ -78,7 +80,6 @@ class NsqConnection(TurnConnection):
         self._most_counts = MAX_ENDED
         self.profile = default_profile(settings)
         self.is_buffered = True  # messages may wait a little to be sent with others
-        self._server = server
         self._channel: Channel | None = None
         self._sub_is_answered = False
         self._consumer_reads: ConsumerReads | None = None
@@ -94,16 +95,7 @@ class NsqConnection(TurnConnection):
             now_ms=server.clock.monotonic_ms(),
             patience_ms=2 * settings.max_heartbeat_interval_ms,
         )
-        super().__init__(
-            self._reader,
-            server.receive,
-            server.turns,
-            clock=server.clock,
-            wheel=server.wheel,
-            traffic=server.counters,
-            deadlines=deadlines,
-            high_water_bytes=settings.write_high_water_bytes,
-        )
+        super().__init__(server, self._reader, deadlines)
         self._finisher = Finisher(server, self, self._reader, deadlines)
         self.takers = (self._publisher, self._finisher)
 
@@ -112,23 +104,19 @@ class NsqConnection(TurnConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take up the connection, or refuse it at the limit."""
         super().connection_made(transport)
-        server = self._server
         self.profile = replace(self.profile, client_id=self.host, hostname=self.host)  # until IDENTIFY says otherwise
         self._publisher.born_host, self._publisher.born_v6 = born_of(self.peer_address)
-        self.connected_at_ms = server.clock.now_ms()
-        if not server.take_up(self):
-            text = f"server has its limit of {server.connections.limit} connections"
-            self._refuse(RefusedError("E_TOO_MANY_CONNECTIONS", text.encode()))
-            return
-        self.look_again(server.clock.monotonic_ms())
+        self.connected_at_ms = self._clock.now_ms()
+
+    def on_full(self) -> None:
+        """Refuse the connection: the server has as many as may be."""
+        text = f"server has its limit of {self.server.connections.limit} connections"
+        self._refuse(RefusedError("E_TOO_MANY_CONNECTIONS", text.encode()))
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up everything this connection holds; what it has in flight comes back by time-out."""
         super().connection_lost(exc)
         self._replies.drop()
-        self._server.connection_lost(self)
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
 
     def eof_received(self) -> bool:
         """Refuse the command that the client has cut short, and close."""
@@ -150,13 +138,13 @@ class NsqConnection(TurnConnection):
         self._publisher.end()
         self._finisher.end()
         super().on_ending()
-        self._server.held_back.discard(self)
+        self.server.held_back.discard(self)
         self._end_coalescing()
         subscription = self.subscription
         if subscription is not None:
             self.subscription = None
             self._channel = None
-            self._server.broker.unsubscribe(subscription)
+            self.server.broker.unsubscribe(subscription)
 
     def has_pending_output(self) -> bool:
         """Return whether replies wait for a flush."""
@@ -166,7 +154,7 @@ class NsqConnection(TurnConnection):
 
     def take_read(self, nbytes: int) -> None:
         """Do what ``nbytes`` just read ask for, be it anything."""
-        server = self._server
+        server = self.server
         try:
             self._publish_joined()
             self._reader.received(server.receive.memory, nbytes)
@@ -179,18 +167,12 @@ class NsqConnection(TurnConnection):
         except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
             self.fail(error)
 
-    def fail(self, error: Exception) -> None:
-        """Close at once, for want of memory or by a bug; from where the error is handled."""
-        self._server.intake.clear()
-        if isinstance(error, MemoryError):
-            self._server.refusal_log.note_no_memory(self.remote_address, "commands of one read")
-            self.abort("no memory")
-        else:
-            logger.exception("connection failed by a bug client=%s", self.remote_address)
-            self.abort("internal error")
+    def on_bug(self) -> None:
+        """Forget the commands of the read that is being taken."""
+        self.server.intake.clear()
 
     def _take_commands(self) -> None:
-        server = self._server
+        server = self.server
         reader = self._reader
         intake = server.intake
         now_ms = self._now_ms = server.clock.now_ms()
@@ -242,14 +224,14 @@ class NsqConnection(TurnConnection):
         is_small = subscription.ready_count < MIN_IN_FLIGHT and consumer.low_water_bytes == 1
         self._finisher.is_plain = True
         self._finisher.is_small = is_small
-        if not is_small and self._server.coalescing.note(consumer, subscription):
+        if not is_small and self.server.coalescing.note(consumer, subscription):
             return False  # the next read waits for many
         return channel.has_ready()
 
     def _end_coalescing(self) -> None:
         self._finisher.is_plain = False
         if self._consumer_reads is not None:
-            self._server.coalescing.end(self._consumer_reads)
+            self.server.coalescing.end(self._consumer_reads)
             self._consumer_reads = None
 
     def wait_for_store(self) -> None:
@@ -257,12 +239,12 @@ class NsqConnection(TurnConnection):
 
         Not for who only consumes: a FIN takes none of the room that is short, and unread it would come too late.
         """
-        self._server.hold_back(self)
+        self.server.hold_back(self)
 
     def _execute(self, *, is_last: bool = False) -> None:
         """Have the broker do what the codec found, which may wait for the end of the turn if it is the read's last."""
-        intake = self._server.intake
-        if self._server.logs_commands:
+        intake = self.server.intake
+        if self.server.logs_commands:
             for line in lines_of(intake):
                 logger.debug("command client=%s %s", self.remote_address, line)
         try:
@@ -274,7 +256,7 @@ class NsqConnection(TurnConnection):
             intake.clear()
 
     def _publish(self, *, is_last: bool) -> None:
-        server = self._server
+        server = self.server
         intake = server.intake
         batch = intake.publishes
         publisher = self._publisher
@@ -305,7 +287,7 @@ class NsqConnection(TurnConnection):
     def _publish_joined(self) -> None:
         """Have what waits for the end of the turn published: something comes behind it."""
         if self._publisher.is_joined:
-            self._server.joint_publishes.end_turn()
+            self.server.joint_publishes.end_turn()
 
     def joint_published(self, share: Share, physical_offset: int, monotonic_ms: int) -> None:
         """Answer publishes that were appended with those of others; ``physical_offset`` as for ``_send_oks``."""
@@ -326,7 +308,7 @@ class NsqConnection(TurnConnection):
 
     def _forget_ended_topics(self) -> None:
         """Count no more for topics that are gone: whoever answers requests publishes to a topic for each of them."""
-        topics = self._server.broker.topics
+        topics = self.server.broker.topics
         self.pub_counts = {topic: count for topic, count in self.pub_counts.items() if topic in topics}
         self._most_counts = 2 * len(self.pub_counts) + MAX_ENDED
 
@@ -341,7 +323,7 @@ class NsqConnection(TurnConnection):
 
     def _settle(self, owed: int = 0, physical_offset: int = 0) -> None:
         """Execute FINs, REQs and TOUCHes; put their errors among the ``owed`` OKs of the publishes around them."""
-        server = self._server
+        server = self.server
         intake = server.intake
         subscription = self.subscription
         channel = self._channel
@@ -360,7 +342,7 @@ class NsqConnection(TurnConnection):
 
     def refuse_settles(self) -> None:
         """Answer those FINs that failed of a read that has nothing else."""
-        self._send_failures(self._server.intake.failures())
+        self._send_failures(self.server.intake.failures())
 
     # -- commands ------------------------------------------------------------------------------------------------
 
@@ -371,13 +353,13 @@ class NsqConnection(TurnConnection):
 
     def _handle_identify(self, command: Identify) -> None:
         try:
-            self.profile, data = identify(command.body, self.profile, self._server.settings)
+            self.profile, data = identify(command.body, self.profile, self.server.settings)
         except RefusedError as refusal:
             self._refuse(refusal)
             return
         self.is_buffered = self.profile.output_buffer_timeout_ms > 0 and self.profile.output_buffer_bytes > 1
         self._reader.heartbeats_off = self.profile.heartbeat_interval_ms == 0
-        now_ms = self._server.clock.monotonic_ms()
+        now_ms = self.server.clock.monotonic_ms()
         self._deadlines.negotiate(self.profile.heartbeat_interval_ms, now_ms)
         self.look_again(now_ms)
         self._replies.add(Reply(encode_frame(FRAME_RESPONSE, data)))
@@ -386,7 +368,7 @@ class NsqConnection(TurnConnection):
         self._refuse(RefusedError("E_AUTH_DISABLED", b"AUTH disabled"))
 
     def _handle_sub(self, command: Sub) -> None:
-        broker = self._server.broker
+        broker = self.server.broker
         try:
             topic = broker.ensure_topic(command.topic)
             channel = broker.ensure_channel(topic, command.channel)
@@ -413,8 +395,8 @@ class NsqConnection(TurnConnection):
     def _handle_rdy(self, command: Rdy) -> None:
         if self.subscription is not None and self._channel is not None:
             self.subscription.ready_count = command.count
-            self._server.broker.touch_channel(self._channel)
-            if not self._server.logs_commands:
+            self.server.broker.touch_channel(self._channel)
+            if not self.server.logs_commands:
                 self._reader.keep_ready(command.count)
 
     def _handle_cls(self, command: Cls) -> None:
@@ -445,7 +427,7 @@ class NsqConnection(TurnConnection):
             return
         if self._sub_is_answered and not self.is_blocked:
             self.subscription.writable = True
-            self._server.broker.touch_channel(self._channel)
+            self.server.broker.touch_channel(self._channel)
 
     def _sub_answered(self) -> None:
         self._sub_is_answered = True
@@ -454,12 +436,12 @@ class NsqConnection(TurnConnection):
     # -- refusing ------------------------------------------------------------------------------------------------
 
     def _send_error(self, code: str, data: bytes) -> None:
-        self._server.counters.refusals[code] += 1
+        self.server.counters.refusals[code] += 1
         self._replies.add(Reply(encode_frame(FRAME_ERROR, data)))
 
     def _send_failures(self, failures: Iterable[tuple[int, str, bytes]]) -> None:
         """Answer FINs, REQs and TOUCHes that failed, in one write: a read may have thousands."""
-        refusals = self._server.counters.refusals
+        refusals = self.server.counters.refusals
         frames = []
         for _, code, data in failures:
             refusals[code] += 1
@@ -469,9 +451,9 @@ class NsqConnection(TurnConnection):
     def _refuse(self, refusal: RefusedError) -> None:
         """Answer with an error frame; close behind it if the refusal is fatal."""
         if refusal.start:
-            self._server.refusal_log.note(self.remote_address, refusal)
+            self.server.refusal_log.note(self.remote_address, refusal)
         elif isinstance(refusal, UnheldError):
-            self._server.refusal_log.note_no_memory(self.remote_address, str(refusal))
+            self.server.refusal_log.note_no_memory(self.remote_address, str(refusal))
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("command refused client=%s error=%s fatal=%s", self.remote_address, refusal, refusal.fatal)
         if refusal.code:
@@ -483,7 +465,7 @@ class NsqConnection(TurnConnection):
         """Refuse the publish whose flush failed; the queue has dropped everything behind it."""
         if not self.is_closing():
             refusal = refusal_of(reply.command, error)
-            self._server.counters.refusals[refusal.code] += 1
+            self.server.counters.refusals[refusal.code] += 1
             self.write(encode_frame(FRAME_ERROR, refusal.data))
         if self.cause:
             self.shut()
@@ -493,8 +475,8 @@ class NsqConnection(TurnConnection):
     def _replies_sent(self) -> None:
         if self.cause:
             self.shut()
-        elif not self._server.gate:
-            self._server.busy_poll.answered()
+        elif not self.server.gate:
+            self.server.busy_poll.answered()
 
 
 _HANDLERS: Final[dict[type, Callable[[NsqConnection, Any], None]]] = {

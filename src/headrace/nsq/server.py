@@ -57,6 +57,9 @@ class NsqServer(StreamServer[NsqConnection]):
         statistics: Where messages are counted by topic, channel and host.
     """
 
+    settings: NsqSettings
+    counters: NsqCounters
+
     def __init__(self, broker: Broker, settings: NsqSettings, clock: Clock, statistics: Statistics) -> None:
         super().__init__(
             "nsq",

@@ -11,22 +11,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from headrace.errors import ProtocolError, RequestError, StoreError
 from headrace.net.connection import Pause
 from headrace.net.deadlines import Deadlines
-from headrace.net.server import C, StreamServer
-from headrace.net.turns import TurnConnection
+from headrace.net.server import C, ServerConnection, StreamServer
 from headrace.net.wire import TrafficCounters
 from headrace.remoting.codec import Command, Limits, PullRequest, Reader, UnheldFrameError
 from headrace.remoting.codes import NOT_SERVED, ResponseCode, request_name, response_name
 from headrace.remoting.reply import INTERNAL_ERROR, Reply, refuse
 from headrace.remoting.signature import without_proof
 from headrace.settings import RegistrySettings, RemotingSettings
-
-if TYPE_CHECKING:
-    import asyncio
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +51,13 @@ class RequestCounters(TrafficCounters):
 
 
 class RequestServer(StreamServer[C]):
-    """A server of such connections.
-
-    Attributes:
-        settings: Its limits.
-        counters: What it counts.
-    """
+    """A server of such connections."""
 
     settings: RemotingSettings | RegistrySettings
     counters: RequestCounters
 
 
-class RequestConnection(TurnConnection):
+class RequestConnection(ServerConnection):
     """A connection whose requests are done in turns; the protocol overrides ``take_commands``.
 
     Two are equal only if they are one connection.
@@ -79,21 +70,12 @@ class RequestConnection(TurnConnection):
     def __init__(self, server: RequestServer[Any], limits: Limits) -> None:
         settings = server.settings
         self._reader = Reader(limits)
-        super().__init__(
-            self._reader,
-            server.receive,
-            server.turns,
-            clock=server.clock,
-            wheel=server.wheel,
-            traffic=server.counters,
-            deadlines=Deadlines(
-                interval_ms=settings.idle_timeout_ms // 2,
-                now_ms=server.clock.monotonic_ms(),
-                patience_ms=settings.idle_timeout_ms,
-            ),
-            high_water_bytes=settings.write_high_water_bytes,
+        deadlines = Deadlines(
+            interval_ms=settings.idle_timeout_ms // 2,
+            now_ms=server.clock.monotonic_ms(),
+            patience_ms=settings.idle_timeout_ms,
         )
-        self.server = server
+        super().__init__(server, self._reader, deadlines)
         self._owed = 0  # answers that wait for the disk
 
     # -- answering -----------------------------------------------------------------------------------------------
@@ -171,22 +153,6 @@ class RequestConnection(TurnConnection):
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take up the connection, or close it at the limit."""
-        super().connection_made(transport)
-        server = self.server
-        if not server.take_up(self):
-            self.leave("too many connections")
-            return
-        self.look_again(server.clock.monotonic_ms())
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Give up everything this connection holds."""
-        super().connection_lost(exc)
-        self.server.connection_lost(self)
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
-
     def has_pending_output(self) -> bool:
         """Return whether answers wait for the disk."""
         return self._owed > 0
@@ -219,22 +185,12 @@ class RequestConnection(TurnConnection):
 
     def fail(self, error: Exception) -> None:
         """Close at once, for want of memory or by a bug; from where the error is handled."""
-        if isinstance(error, MemoryError):
-            self.server.refusal_log.note_no_memory(self.remote_address, "requests of one read")
-            cause = "no memory"
-        else:
-            logger.exception("connection failed by a bug client=%s", self.remote_address)
-            self.server.counters.internal_errors += 1
-            cause = "internal error"
-        self.on_bug()
-        self.abort(cause)
+        self.server.counters.internal_errors += not isinstance(error, MemoryError)
+        super().fail(error)
 
     def take_commands(self) -> None:
         """Do the requests that the reader has; ``is_turn_over`` says when to ``put_off`` the rest."""
         raise NotImplementedError
-
-    def on_bug(self) -> None:
-        """Forget what requests that failed by a bug have left."""
 
     def is_turn_over(self) -> bool:
         """Return whether the next request has to wait."""
