@@ -14,18 +14,18 @@ Ref: remoting.md 1, 2.9, 2.10, 4.3, 4.4.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DATA, PyUnicode_GET_LENGTH
-from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.string cimport memcmp
 
-from headrace.batch cimport RecordBatch
-from headrace.format.record cimport load_u16, load_u32, store_u32
+from headrace.batch cimport PublishEntry, RecordBatch
+from headrace.format.record cimport load_u32, store_u32
 from headrace.net.stream_input cimport StreamInput
 from headrace.remoting.header cimport (
     FLAG_ONEWAY, FLAG_RESPONSE, MAX_FIELDS, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_PLAIN, Field, Header, Span, encode_frame,
     load_number, parse_binary, parse_json, put_bytes, put_number, text_of,
 )
 from headrace.remoting.sending.send_intake cimport (
-    SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, Limits, SendIntake, is_proof, take_send,
+    SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, Limits, SendIntake, is_proof, read_part, take_send,
 )
 
 cdef extern from "Python.h":
@@ -38,7 +38,6 @@ cdef enum:
     FRAME_HEAD_BYTES = 8
     PULL_MESSAGE = 11
     LITE_PULL_MESSAGE = 361
-    BATCH_RECORD_BYTES = 22
     MAX_REMARKS = 64           # that are kept encoded
     MAX_KEPT = 64              # bytes of a text that is kept
     PULL_HEADER_BYTES = 320     # the frame of a pull's answer at most, body and remark aside
@@ -537,24 +536,19 @@ def add_send(SendIntake intake not None, Limits limits not None, Command command
 # -- messages ------------------------------------------------------------------------------------------------------------
 
 def decode_batch(bytes body not None):
-    cdef const char* start = PyBytes_AS_STRING(body)
-    cdef Py_ssize_t at = 0
-    cdef Py_ssize_t end = len(body)
-    cdef int64_t total, size, own
+    cdef const char* at = PyBytes_AS_STRING(body)
+    cdef const char* end = at + len(body)
+    cdef const char* wrong
+    cdef Py_ssize_t own_bytes
+    cdef PublishEntry part
     cdef list found = []
     while at < end:
-        if end - at < BATCH_RECORD_BYTES:
-            raise ProtocolError(f"message {len(found)} of the batch is cut short", fatal=False)
-        total = <int32_t>load_u32(start + at)
-        size = <int32_t>load_u32(start + at + 16)
-        if size < 0 or size > end - at - BATCH_RECORD_BYTES:
-            raise ProtocolError(f"message {len(found)} of the batch has a body length of {size}", fatal=False)
-        own = <int16_t>load_u16(start + at + 20 + size)
-        if own < 0 or total != BATCH_RECORD_BYTES + size + own or total > end - at:
-            raise ProtocolError(f"message {len(found)} of the batch has lengths that do not add up", fatal=False)
-        found.append((<int32_t>load_u32(start + at + 12), body[at + 20:at + 20 + size],
-                      body[at + 22 + size:at + total]))
-        at += total
+        wrong = read_part(at, end, &part, &own_bytes)
+        if wrong != NULL:
+            raise ProtocolError(f"message {len(found)} of the batch {(<bytes>wrong).decode()}", fatal=False)
+        at = part.body + part.body_bytes + 2
+        found.append((<int32_t>part.flag, part.body[:part.body_bytes], at[:own_bytes]))
+        at += own_bytes
     return found
 
 

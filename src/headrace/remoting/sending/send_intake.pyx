@@ -21,13 +21,13 @@ Ref: remoting.md 2.5, 2.7, 2.8, 2.9, 4.3.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from headrace.batch cimport CopiedBatch, PublishBatch, PublishEntry
 from headrace.format.record cimport (
-    MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, hash_tag, load_u16, load_u32, store_u16, store_u32,
+    MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MAX_TOPIC_BYTES, hash_tag, store_u16, store_u32,
 )
 from headrace.format.separators cimport find_end, find_separator
 from headrace.remoting.header cimport (
@@ -42,7 +42,6 @@ cdef enum:
     # The encoder adds a checksum and perhaps the size of a batch.
     MAX_PROPERTIES = MAX_PROPERTIES_BYTES - 64
     MAX_ENTRIES_KEPT = 65536
-    BATCH_RECORD_BYTES = 22             # a message of a batch with nothing variable
     RESPONSE_BYTES = 384                # at most, one message id included
     ID_TEXT_BYTES = 57                  # an IPv6 id and a comma
     REQUIRED = 0xFF                     # fields a to h of SEND_MESSAGE_V2
@@ -429,7 +428,7 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
         return 0
     memset(&hold, 0, sizeof(hold))
     if is_batch:
-        if not _take_batch(intake, limits, &common, found[PROPERTIES], body, body_bytes):
+        if not _take_batch(intake, limits, &common, found[PROPERTIES], body, body + body_bytes):
             return 0
     else:
         common.body = body
@@ -582,33 +581,20 @@ cdef int take_message(SendIntake intake, Limits limits, const PublishEntry* comm
 
 
 cdef int _take_batch(SendIntake intake, Limits limits, PublishEntry* common, const Span* properties, const char* at,
-                     Py_ssize_t left) except -1:
+                     const char* end) except -1:
     """Add the messages of a batch, all of them or none; 0 when one is not plain or the lengths do not add up."""
     cdef Py_ssize_t first = intake.batch.count
     cdef int64_t body_bytes = intake.batch.body_bytes
     cdef Py_ssize_t block = intake.block
     cdef Py_ssize_t block_used = intake.block_used
-    cdef int64_t total, size, own_bytes
-    cdef bint is_plain = False
-    while left > 0:
-        is_plain = False
-        if left < BATCH_RECORD_BYTES:
-            break
-        total = <int32_t>load_u32(at)
-        common.flag = load_u32(at + 12)
-        size = <int32_t>load_u32(at + 16)
-        if size <= 0 or size > left - BATCH_RECORD_BYTES:
-            break
-        own_bytes = <int16_t>load_u16(at + 20 + size)
-        if own_bytes < 0 or total != BATCH_RECORD_BYTES + size + own_bytes or total > left:
-            break
-        common.body = at + 20
-        common.body_bytes = <uint32_t>size
-        if not take_message(intake, limits, common, at + 22 + size, own_bytes, properties, NULL):
-            break
-        at += total
-        left -= total
-        is_plain = True
+    cdef Py_ssize_t own_bytes
+    cdef bint is_plain = True
+    while at < end and is_plain:
+        is_plain = read_part(at, end, common, &own_bytes) == NULL and common.body_bytes > 0
+        if is_plain:
+            at = common.body + common.body_bytes + 2
+            is_plain = take_message(intake, limits, common, at, own_bytes, properties, NULL)
+            at += own_bytes
     if not is_plain:
         intake.batch.count = first
         intake.batch.body_bytes = body_bytes
