@@ -219,9 +219,6 @@ cdef int _pull_field(const Span* name) noexcept nogil:
         if memcmp(at, <const char*>b"queueId", 7) == 0:
             return QUEUE_ID
         return SYS_FLAG if memcmp(at, <const char*>b"sysFlag", 7) == 0 else -1
-    if size == 9:
-        if memcmp(at, <const char*>b"AccessKey", 9) == 0 or memcmp(at, <const char*>b"Signature", 9) == 0:
-            return -2
     elif size == 10:
         if memcmp(at, <const char*>b"maxMsgNums", 10) == 0:
             return MAX_MESSAGES
@@ -237,12 +234,11 @@ cdef int _pull_field(const Span* name) noexcept nogil:
     elif size == 13:
         if memcmp(at, <const char*>b"consumerGroup", 13) == 0:
             return CONSUMER_GROUP
-        return -2 if memcmp(at, <const char*>b"SecurityToken", 13) == 0 else -1
     elif size == 14:
         return EXPRESSION_TYPE if memcmp(at, <const char*>b"expressionType", 14) == 0 else -1
     elif size == 20:
         return SUSPEND_TIMEOUT if memcmp(at, <const char*>b"suspendTimeoutMillis", 20) == 0 else -1
-    return -1
+    return -2 if is_proof(name) else -1
 
 
 cdef bint _pull_number(const SpanPointer* found, int which, int64_t* value, int* wrong) noexcept nogil:

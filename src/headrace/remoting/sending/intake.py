@@ -49,18 +49,11 @@ def append_sends(connection: RemotingConnection) -> None:
         try:
             wait = services.broker.publish_placed(batch, topics, is_waited_for=is_waited_for)
         except (RequestError, StoreError) as error:
-            topics, wait = refuse_rest(server, intake, error), 0
+            refuse_rest(server, intake, error)
+            wait = 0
         if refused := intake.untold():
             connection.note_untold(RequestCode.SEND_MESSAGE, *refused)
-        shares = zip(batch.totals(), intake.sends_by_destination(), topics, batch.destinations, strict=True)
-        server.counters.messages_in += services.count_puts(
-            connection.host,
-            [
-                (name, queue_id, messages, size, sends)
-                for (messages, size), sends, owner, (name, queue_id) in shares
-                if owner is not None
-            ],
-        )
+        count_sends(server, intake, connection.host)
         if intake.halves:
             places = intake.half_places()
             services.held_sends.note_halves(
@@ -127,14 +120,24 @@ def place_sends(server: RemotingServer, intake: SendIntake) -> tuple[list[Topic 
     return topics, is_waited_for
 
 
-def refuse_rest(server: RemotingServer, intake: SendIntake, error: RequestError | StoreError) -> list[Topic | None]:
-    """Refuse every destination that is not refused yet, since nothing was appended; return the topics: none of them."""
+def refuse_rest(server: RemotingServer, intake: SendIntake, error: RequestError | StoreError) -> None:
+    """Refuse every destination that is not refused yet, since nothing was appended."""
     batch, code = intake.batch, code_of(error)
     for destination, queue in enumerate(batch.queues):
         if queue is not None:
             server.counters.refusals[code] += intake.refuse(destination, code, str(error))
     batch.queues = [None] * len(batch.queues)
-    return [None] * len(batch.queues)
+
+
+def count_sends(server: RemotingServer, intake: SendIntake, host: str, first: int = 0, count: int = -1) -> None:
+    """Count what ``count`` sends from ``first`` on, all of one host, have appended; a negative count means all."""
+    batch = intake.batch
+    puts = [
+        (*batch.destinations[at], messages, size, sends)
+        for at, sends, messages, size in intake.totals_of(first, count)
+        if batch.queues[at] is not None
+    ]
+    server.counters.messages_in += server.services.count_puts(host, puts)
 
 
 def choose_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, QueueBase]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import RequestError, StoreError
 from headrace.net.joint_turn import MAX_SHARE_BYTES, MEMORY_BYTES, JointTurn
 from headrace.remoting.codes import RequestCode
-from headrace.remoting.sending.intake import log_sends, place_sends, refuse_rest
+from headrace.remoting.sending.intake import count_sends, log_sends, place_sends, refuse_rest
 from headrace.remoting.sending.send_intake import JointIntake
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class JointSends(JointTurn[Share]):
                 share.client.note_untold(RequestCode.SEND_MESSAGE, *refused)
             share.client.answer_joined(wait if wait and self._awaits_flush(share) else 0, replies)
         for host, of_host in groupby(shares, key=lambda share: share.client.host):
-            self._count(host, list(of_host))
+            found = list(of_host)
+            count_sends(server, intake, host, found[0].first, sum(share.sends for share in found))
         if server.broker.overloaded:
             for share in shares:
                 server.hold_back(share.client)
@@ -101,14 +102,3 @@ class JointSends(JointTurn[Share]):
     def _awaits_flush(self, share: Share) -> bool:
         queues = self._intake.batch.queues
         return any((queue := queues[at]) is not None and queue.awaits_flush for at in share.destinations)
-
-    def _count(self, host: str, shares: list[Share]) -> None:
-        """Count what shares one behind the other, all of one host, have appended."""
-        server, batch = self._server, self._intake.batch
-        first, last = shares[0], shares[-1]
-        puts = [
-            (*batch.destinations[at], messages, size, sends)
-            for at, sends, messages, size in self._intake.totals_of(first.first, last.first + last.sends - first.first)
-            if batch.queues[at] is not None
-        ]
-        server.counters.messages_in += server.services.count_puts(host, puts)

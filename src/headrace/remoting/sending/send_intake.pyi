@@ -74,11 +74,8 @@ class SendIntake:
     def untold(self, first: int = 0, count: int = -1) -> tuple[int, str] | None:
         """Return code and remark of the first refused one-way send, whose client gets no answer; None without one."""
 
-    def sends_by_destination(self) -> list[int]:
-        """Return how many of the sends go to each destination."""
-
-    def totals_of(self, first: int, count: int) -> list[tuple[int, int, int, int]]:
-        """Return (destination, sends, messages, body bytes) of what ``count`` sends from ``first`` on bring.
+    def totals_of(self, first: int = 0, count: int = -1) -> list[tuple[int, int, int, int]]:
+        """Return (destination, sends, messages, body bytes) of what ``count`` sends from ``first`` on bring, or all.
 
         Raises:
             IndexError: there are not so many.

@@ -777,17 +777,7 @@ cdef class SendIntake:
                 return self.refusals[<Py_ssize_t>self.list[index].destination]
         return None
 
-    def sends_by_destination(self):
-        cdef Py_ssize_t index
-        cdef list found
-        if len(self.batch.destinations) == 1:
-            return [self.sends]
-        found = [0] * len(self.batch.destinations)
-        for index in range(self.sends):
-            found[self.list[index].destination] += 1
-        return found
-
-    def totals_of(self, Py_ssize_t first, Py_ssize_t count):
+    def totals_of(self, Py_ssize_t first=0, Py_ssize_t count=-1):
         cdef Py_ssize_t index, number, end = self.end_of(first, count)
         cdef Py_ssize_t destinations = len(self.batch.destinations)
         cdef const Send* send
