@@ -16,7 +16,7 @@ from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers.send import check, make_message, send_ext, stored_reply
 from headrace.remoting.members import peer_of
 from headrace.remoting.reply import Reply, code_of
-from headrace.remoting.sending.intake import choose_queue
+from headrace.remoting.sending.intake import queue_of
 from headrace.remoting.sending.send_request import SendRequest, read_send
 from headrace.remoting.topics import find_or_create
 
@@ -36,7 +36,7 @@ def send_reply(peer: Peer, command: Command) -> Reply | None:
         request = read_send(command)
         check(services, request)
         topic = find_or_create(services, request.topic, request.default_topic, request.default_queues)
-        _, queue = choose_queue(services, topic.name, request.queue_id)
+        queue = queue_of(topic, request.queue_id)
         message = make_message(peer, request, request.topic, queue.queue_id)
         if services.settings.store_replies:
             # The requester has it at once, whatever time it asks for: left there, channels would wait for that time.

@@ -21,7 +21,7 @@ from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.names import require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, code_of
-from headrace.remoting.sending.intake import choose_queue
+from headrace.remoting.sending.intake import queue_of
 from headrace.remoting.sending.send_request import SendRequest, read_send, stored_properties
 from headrace.remoting.topics import find_or_create
 
@@ -72,7 +72,7 @@ def store(peer: Peer, request: SendRequest) -> Reply:
     topic = find_or_create(
         services, request.topic, request.default_topic, request.default_queues, is_unit=request.is_unit
     )
-    topic, queue = choose_queue(services, topic.name, request.queue_id)
+    queue = queue_of(topic, request.queue_id)
     message = make_message(peer, request, topic.name, queue.queue_id)
     if request.is_batch:
         return store_batch(peer, request, message)

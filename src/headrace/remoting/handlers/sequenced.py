@@ -35,7 +35,7 @@ from headrace.remoting.guard import Need
 from headrace.remoting.handlers.send import MAX_PARTS
 from headrace.remoting.names import require_topic
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse
-from headrace.remoting.sending.intake import choose_queue
+from headrace.remoting.sending.intake import queue_of
 from headrace.remoting.sending.rows import too_large
 from headrace.remoting.sending.send_request import stored_properties
 from headrace.remoting.topics import find_or_create
@@ -170,8 +170,8 @@ def place(services: Services, request: SequencedSend) -> tuple[Topic, QueueBase]
     require_sendable(request.topic)
     if request.topic.startswith(RETRY_PREFIX):
         raise _illegal(f"the topic[{request.topic}] takes retries, which have no identity")
-    find_or_create(services, request.topic, request.default_topic, request.default_queues)
-    return choose_queue(services, request.topic, request.queue_id)
+    topic = find_or_create(services, request.topic, request.default_topic, request.default_queues)
+    return topic, queue_of(topic, request.queue_id)
 
 
 def _send_sequence(peer: Peer, request: SequencedSend, topic: Topic, queue: QueueBase) -> Reply:

@@ -140,16 +140,6 @@ def count_sends(server: RemotingServer, intake: SendIntake, host: str, first: in
     server.counters.messages_in += server.services.count_puts(host, puts)
 
 
-def choose_queue(services: Services, name: str, queue_id: int) -> tuple[Topic, QueueBase]:
-    """Return where a message for (topic, queue id) goes; a negative id chooses at random.
-
-    Raises:
-        RequestRefusedError: the checks 1 to 7 of remoting.md 4.3 that concern the destination.
-    """
-    topic = find_open_topic(services, name)
-    return topic, queue_of(topic, queue_id)
-
-
 def find_open_topic(services: Services, name: str) -> Topic:
     """Return a topic to which clients may send.
 
