@@ -7,7 +7,6 @@ cdef enum:
 
 cdef class StreamInput:
     cdef readonly int64_t commands              # whole ones taken so far
-    cdef readonly int64_t bytes_in
     # Input being parsed: [_at, _end) inside _source.
     cdef object _source
     cdef const char* _at

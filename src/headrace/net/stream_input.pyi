@@ -13,10 +13,6 @@ class StreamInput:
         """Whole commands taken so far."""
 
     @property
-    def bytes_in(self) -> int:
-        """Bytes received so far."""
-
-    @property
     def held_bytes(self) -> int:
         """Bytes of an unfinished command."""
 

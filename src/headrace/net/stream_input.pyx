@@ -53,7 +53,6 @@ cdef class StreamInput:
 
     def received(self, bytearray memory not None, Py_ssize_t length):
         cdef char* start
-        self.bytes_in += length
         if self._large:
             self._held_bytes += length
             start = PyByteArray_AS_STRING(self._held)
@@ -75,7 +74,6 @@ cdef class StreamInput:
 
     def take_rest(self):
         cdef bytes rest = PyBytes_FromStringAndSize(self._at, self._end - self._at)
-        self.bytes_in -= len(rest)
         self.discard()
         return rest
 

@@ -74,7 +74,7 @@ cdef class Reader(StreamInput):
     )
     cdef object _parse_settle(self, Intake run, int command, const Word* params, Py_ssize_t count, Py_ssize_t head)
     cdef object _parse_rare(self, int command, const Word* params, Py_ssize_t count, Py_ssize_t head)
-    cdef int _choose_topic(self, Intake run, int command, const char* name, Py_ssize_t length) except -1
+    cdef int _choose_topic(self, Intake run, const char* name, Py_ssize_t length) except -1
     cdef int _place_topic(self, Intake run) except -1
     cdef Py_ssize_t _message_end(self, int command, Py_ssize_t head) except -2
     cdef int _add_message(self, Intake run, int command, Py_ssize_t head, Py_ssize_t end, int64_t due_ms) except -1

@@ -570,7 +570,7 @@ cdef class Reader(StreamInput):
         end = self._message_end(command, head)
         if end < 0:
             return None
-        self._choose_topic(run, command, params[1].at, params[1].size)
+        self._choose_topic(run, params[1].at, params[1].size)
         self._add_message(run, command, head + 4, end, due_ms)
         return True
 
@@ -683,7 +683,7 @@ cdef class Reader(StreamInput):
             return -1
         return head + 4 + length
 
-    cdef int _choose_topic(self, Intake run, int command, const char* name, Py_ssize_t length) except -1:
+    cdef int _choose_topic(self, Intake run, const char* name, Py_ssize_t length) except -1:
         """Make ``name``, which is valid, the topic of the messages that are added next."""
         if self._topic_line_bytes != length + 1 or memcmp(self._topic_line, name, length) != 0:
             memcpy(self._topic_line, name, length)
@@ -735,7 +735,7 @@ cdef class Reader(StreamInput):
         cdef PublishEntry* entry
         if messages == 0:
             return 0
-        self._choose_topic(run, CMD_MPUB, name, name_bytes)
+        self._choose_topic(run, name, name_bytes)
         if run.publish_commands == 0:
             run.first_publish = CMD_MPUB
             run.publishes.owner = self._source
