@@ -276,18 +276,8 @@ def _answer_found(connection: RemotingConnection, request: PullRequest, result: 
     if services.statistics.by_queue:
         last = records.position(messages - 1)[2]
         services.statistics.note_lag(group, topic, queue_id, services.broker.store.log.end_offset - last)
-    connection.send(
-        encode_pull_response(
-            request,
-            0,
-            _FOUND_REMARK,
-            result.next_offset,
-            result.min_offset,
-            result.max_offset,
-            0,
-            records,
-        )
-    )
+    bounds = result.next_offset, result.min_offset, result.max_offset
+    connection.send(encode_pull_response(request, 0, _FOUND_REMARK, *bounds, 0, records))
 
 
 def _answer_without(
@@ -300,13 +290,5 @@ def _answer_without(
         connection.services.messages.offset_moved.note(
             request.consumer_group, request.topic, request.queue_id, request.queue_offset, result.next_offset
         )
-    connection.send(
-        encode_pull_response(
-            request,
-            int(code),
-            result.status.name,
-            result.next_offset,
-            result.min_offset,
-            result.max_offset,
-        )
-    )
+    bounds = result.next_offset, result.min_offset, result.max_offset
+    connection.send(encode_pull_response(request, int(code), result.status.name, *bounds))

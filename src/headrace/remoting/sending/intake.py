@@ -41,16 +41,10 @@ def append_sends(connection: RemotingConnection) -> None:
         log_sends(connection, intake)
     services = connection.services
     batch = intake.batch
-    server.counters.sends += intake.sends
     try:
         batch.born_host = connection.born_host
         batch.born_host_v6 = connection.born_v6
-        topics, is_waited_for = place_sends(server, intake)
-        try:
-            wait = services.broker.publish_placed(batch, topics, is_waited_for=is_waited_for)
-        except (RequestError, StoreError) as error:
-            refuse_rest(server, intake, error)
-            wait = 0
+        wait = publish_sends(server, intake)
         if refused := intake.untold():
             connection.note_untold(RequestCode.SEND_MESSAGE, *refused)
         count_sends(server, intake, connection.host)
@@ -87,7 +81,18 @@ def log_sends(connection: RemotingConnection, intake: SendIntake) -> None:
         )
 
 
-def place_sends(server: RemotingServer, intake: SendIntake) -> tuple[list[Topic | None], bool]:
+def publish_sends(server: RemotingServer, intake: SendIntake) -> int:
+    """Append what the intake holds, or refuse it by destination; return what to wait for on the disk, 0: nothing."""
+    server.counters.sends += intake.sends
+    topics, is_waited_for = _place_sends(server, intake)
+    try:
+        return server.broker.publish_placed(intake.batch, topics, is_waited_for=is_waited_for)
+    except (RequestError, StoreError) as error:
+        _refuse_rest(server, intake, error)
+        return 0
+
+
+def _place_sends(server: RemotingServer, intake: SendIntake) -> tuple[list[Topic | None], bool]:
     """Choose the queue of each destination, or refuse it.
 
     Returns:
@@ -120,7 +125,7 @@ def place_sends(server: RemotingServer, intake: SendIntake) -> tuple[list[Topic 
     return topics, is_waited_for
 
 
-def refuse_rest(server: RemotingServer, intake: SendIntake, error: RequestError | StoreError) -> None:
+def _refuse_rest(server: RemotingServer, intake: SendIntake, error: RequestError | StoreError) -> None:
     """Refuse every destination that is not refused yet, since nothing was appended."""
     batch, code = intake.batch, code_of(error)
     for destination, queue in enumerate(batch.queues):

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from headrace.errors import RequestError, StoreError
 from headrace.net.joint_turn import MAX_SHARE_BYTES, MEMORY_BYTES, JointTurn
 from headrace.remoting.codes import RequestCode
-from headrace.remoting.sending.intake import count_sends, log_sends, place_sends, refuse_rest
+from headrace.remoting.sending.intake import count_sends, log_sends, publish_sends
 from headrace.remoting.sending.send_intake import JointIntake
 
 if TYPE_CHECKING:
@@ -71,18 +70,10 @@ class JointSends(JointTurn[Share]):
     def append(self, shares: list[Share]) -> None:
         """Append what the shares have in the intake, and answer."""
         server, intake = self._server, self._intake
-        services = server.services
-        batch = intake.batch
-        server.counters.sends += intake.sends
-        topics, _ = place_sends(server, intake)
-        try:
-            wait = services.broker.publish_placed(batch, topics)
-        except (RequestError, StoreError) as error:
-            refuse_rest(server, intake, error)
-            wait = 0
+        wait = publish_sends(server, intake)
         # The clients first: what follows is done while they make their next sends.
         for share in shares:
-            replies = intake.encode_replies(services.store_host, share.first, share.sends)
+            replies = intake.encode_replies(server.services.store_host, share.first, share.sends)
             if refused := intake.untold(share.first, share.sends):
                 share.client.note_untold(RequestCode.SEND_MESSAGE, *refused)
             share.client.answer_joined(wait if wait and self._awaits_flush(share) else 0, replies)
