@@ -31,7 +31,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-STOP_GRACE_SECONDS: Final = 5
 MAX_HEAD_BYTES: Final = 64 << 10
 """Most bytes of a request before its body; h11 needs 40 ms for so many in the shortest header lines."""
 
@@ -155,10 +154,10 @@ class HttpListener:
         """
         self.name = name
         self.counters = counters
-        self._app = app
+        self.app = app
+        self.limits = limits
+        self.shortcut = shortcut
         self._sock = sock
-        self._limits = limits
-        self._shortcut = shortcut
         self._server: EmbeddedServer | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -179,9 +178,7 @@ class HttpListener:
 
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)
-        self._server = EmbeddedServer(
-            self.name, self._app, self._limits, self.counters, STOP_GRACE_SECONDS, self._shortcut
-        )
+        self._server = EmbeddedServer(self)
         self._task = loop.create_task(self._server.serve(sockets=[self._sock]), name=f"headrace-{self.name}")
         listening = asyncio.ensure_future(self._server.listening.wait())
         try:

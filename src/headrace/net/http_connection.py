@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from uvicorn.server import ServerState
 
-    from headrace.net.http import Application, HttpCounters, HttpLimits, Receive, Scope, Send, Shortcut
+    from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener, Receive, Scope, Send, Shortcut
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ MAX_REFUSED: Final = 64
 """Refused peers of one listener that may read why; more are closed at once. They come on top of those served, and must
 fit into the open files that the servers leave to the listeners."""
 DATE_SECONDS: Final = 1.0
+STOP_GRACE_SECONDS: Final = 5
 LOOKS_PER_LIMIT: Final = 10
 """How often deadlines are looked at in the shortest time that one allows: so much of it a peer may be late."""
 
@@ -73,19 +74,11 @@ LOOKS_PER_LIMIT: Final = 10
 class EmbeddedServer(uvicorn.Server):
     """A uvicorn server that is a guest in somebody else's loop and process."""
 
-    def __init__(
-        self,
-        name: str,
-        app: Application,
-        limits: HttpLimits,
-        counters: HttpCounters,
-        grace_seconds: int,
-        shortcut: Shortcut | None = None,
-    ) -> None:
+    def __init__(self, listener: HttpListener) -> None:
         super().__init__(
             uvicorn.Config(
-                _accept_absolute_targets(app),
-                http=_connection_class(name, limits, counters, shortcut, asyncio.get_running_loop()),
+                _accept_absolute_targets(listener.app),
+                http=_connection_class(listener),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -94,11 +87,10 @@ class EmbeddedServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                timeout_graceful_shutdown=grace_seconds + 1,  # an error in the log: see ``_wait_tasks_to_complete``
+                timeout_graceful_shutdown=STOP_GRACE_SECONDS + 1,  # an error in the log: see below
             )
         )
-        self._name = name
-        self._grace_seconds = grace_seconds
+        self._name = listener.name
         self.listening = asyncio.Event()
         self.ending = asyncio.Event()
 
@@ -126,7 +118,7 @@ class EmbeddedServer(uvicorn.Server):
     async def _wait_tasks_to_complete(self) -> None:
         """Wait for what is in work for a while, then end it. uvicorn would call that an error, and nobody need act."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(super()._wait_tasks_to_complete(), self._grace_seconds)
+            await asyncio.wait_for(super()._wait_tasks_to_complete(), STOP_GRACE_SECONDS)
             return
         state = self.server_state
         logger.warning(
@@ -564,12 +556,17 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
         loop.default_exception_handler(context)
 
 
-def _connection_class(
-    name: str, limits: HttpLimits, counters: HttpCounters, shortcut: Shortcut | None, loop: asyncio.AbstractEventLoop
-) -> type[Any]:
-    """uvicorn makes connections from a class and passes it nothing of ours, so each listener has its own class."""
-    own: dict[str, Any] = {"listener": name, "limits": limits, "counters": counters, "shortcut": shortcut, "loop": loop}
-    own["sweep"] = DeadlineSweep(loop, limits)
-    return type(
-        "ListenerConnection", (BoundedConnection,), {**own, "refused": set(), "refusal_log": RefusalLog(Clock())}
-    )
+def _connection_class(listener: HttpListener) -> type[Any]:
+    """Each listener has its own class: what its connections have of it costs none of them a step."""
+    loop = asyncio.get_running_loop()
+    own: dict[str, Any] = {
+        "listener": listener.name,
+        "limits": listener.limits,
+        "counters": listener.counters,
+        "shortcut": listener.shortcut,
+        "loop": loop,
+        "sweep": DeadlineSweep(loop, listener.limits),
+        "refused": set(),
+        "refusal_log": RefusalLog(Clock()),
+    }
+    return type("ListenerConnection", (BoundedConnection,), own)

@@ -865,7 +865,7 @@ def test_a_stop_tells_of_requests_that_do_not_end_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client that owes the rest of a body is no bug, and gets no traceback."""
-    monkeypatch.setattr("headrace.net.http.STOP_GRACE_SECONDS", 1)
+    monkeypatch.setattr("headrace.net.http_connection.STOP_GRACE_SECONDS", 1)
     clients = [socket.socket(), socket.socket()]
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
