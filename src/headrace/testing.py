@@ -42,7 +42,7 @@ from typing import Any, Final
 import uvloop
 
 from headrace.errors import ConfigError, InternalError, StoreClosedError
-from headrace.net.ports import hold_port
+from headrace.net.listener import bind
 from headrace.node import Node
 from headrace.settings import Settings, TopicSettings, validate
 from headrace.settings.load import convert_typed, nearest
@@ -236,8 +236,9 @@ class RunningBroker:
         node.open()
         try:
             if not self.listeners:
-                with contextlib.suppress(OSError):  # where it cannot be: as long as nobody takes one, it works too
-                    self._held.extend(hold_port(address) for address in node.listeners.values())
+                # Bound a second time without listening, nobody is given them as free ones while a broker is away.
+                with contextlib.suppress(OSError):  # as on macOS: as long as nobody takes one, it works too
+                    self._held.extend(bind(address) for address in node.listeners.values())
             await node.start()
             if not self.listeners:
                 self.listeners = dict(node.listeners)

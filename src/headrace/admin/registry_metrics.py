@@ -9,8 +9,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from headrace.admin.families import counter, gauge, labelled
-from headrace.admin.remoting_metrics import guard_families
-from headrace.remoting.codes import request_name
+from headrace.admin.remoting_metrics import by_name, guard_families
 
 if TYPE_CHECKING:
     from headrace.remoting.registration import Registrar
@@ -22,8 +21,7 @@ def registry_families(registry: RegistryServer) -> Iterator[Metric]:
     counters, routes = registry.counters, registry.routes
     yield gauge("headrace_registry_brokers", "Broker processes thought to be alive.", len(routes.live))
     yield gauge("headrace_registry_topics", "Topics with a route.", len(routes.topics))
-    requests = {request_name(code): count for code, count in counters.requests.items()}
-    yield labelled("headrace_registry_requests", "Requests taken.", "request", requests)
+    yield labelled("headrace_registry_requests", "Requests taken.", "request", by_name(counters.requests))
     dropped = {"connection": counters.brokers_lost, "silence": counters.brokers_expired}
     yield labelled("headrace_registry_dropped_brokers", "Brokers dropped without a goodbye.", "cause", dropped)
     if registry.guard is not None:

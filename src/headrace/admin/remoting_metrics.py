@@ -37,13 +37,13 @@ def remoting_families(assembly: RemotingAssembly) -> Iterator[Metric]:
 
 def _server_families(server: RemotingServer) -> Iterator[Metric]:
     counters, services = server.counters, server.services
-    requests = _by_name(counters.requests) | {"plain_sends": counters.sends}
+    requests = by_name(counters.requests) | {"plain_sends": counters.sends}
     unsupported = {"other" if code < 0 else str(code): count for code, count in counters.unsupported.items()}
     closed = server.connections.closed
     pulls_waiting = len(services.holds) + len(services.group_services.cold_pulls)
     yield labelled("headrace_remoting_requests", "Requests taken; plain sends together.", "request", requests)
     yield labelled("headrace_remoting_unsupported", "Requests of codes not served.", "code", unsupported)
-    yield labelled("headrace_remoting_calls", "Requests sent to clients.", "request", _by_name(counters.calls))
+    yield labelled("headrace_remoting_calls", "Requests sent to clients.", "request", by_name(counters.calls))
     yield labelled("headrace_remoting_closed_connections", "Connections ended.", "cause", closed)
     yield gauge("headrace_remoting_waiting_pulls", "Pulls that wait for a message.", pulls_waiting)
     for name, text, count in (
@@ -73,7 +73,8 @@ def guard_families(prefix: str, guard: Guard) -> Iterator[Metric]:
     yield labelled(f"{prefix}_unsigned_requests", "Requests taken because of their address.", "user", guard.unsigned)
 
 
-def _by_name(counts: Mapping[int, int]) -> dict[str, int]:
+def by_name(counts: Mapping[int, int]) -> dict[str, int]:
+    """Return counts of requests by name."""
     return {request_name(code): count for code, count in counts.items()}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
 from headrace.net.address import parse_address
-from headrace.net.listener import bind, is_own_port, new_socket
+from headrace.net.listener import is_own_port, new_socket
 
 if TYPE_CHECKING:
     from headrace.settings import Settings
@@ -70,17 +70,3 @@ def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = Fals
             text = f"cannot listen on {address}: {error.strerror or error}; choose another address with {flag}"
         raise ConfigError(text, key=setting) from error
     return sock
-
-
-def hold_port(address: str) -> socket.socket:
-    """Bind a port a second time, without listening: while its listener is away nobody is given it as a free one.
-
-    Whoever names it gets it all the same, with SO_REUSEADDR.
-
-    Args:
-        address: One that ``bind_port`` has bound and on which nobody listens yet.
-
-    Raises:
-        OSError: somebody does, or the system binds a port but once (macOS).
-    """
-    return bind(address)

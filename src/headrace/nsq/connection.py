@@ -435,10 +435,6 @@ class NsqConnection(ServerConnection):
 
     # -- refusing ------------------------------------------------------------------------------------------------
 
-    def _send_error(self, code: str, data: bytes) -> None:
-        self.server.counters.refusals[code] += 1
-        self._replies.add(Reply(encode_frame(FRAME_ERROR, data)))
-
     def _send_failures(self, failures: Iterable[tuple[int, str, bytes]]) -> None:
         """Answer FINs, REQs and TOUCHes that failed, in one write: a read may have thousands."""
         refusals = self.server.counters.refusals
@@ -457,7 +453,8 @@ class NsqConnection(ServerConnection):
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("command refused client=%s error=%s fatal=%s", self.remote_address, refusal, refusal.fatal)
         if refusal.code:
-            self._send_error(refusal.code, refusal.data)
+            self.server.counters.refusals[refusal.code] += 1
+            self._replies.add(Reply(encode_frame(FRAME_ERROR, refusal.data)))
         if refusal.fatal:
             self.leave("refused" if refusal.code else "line too long")
 
