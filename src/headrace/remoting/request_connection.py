@@ -118,7 +118,9 @@ class RequestConnection(ServerConnection):
             text += f": {NOT_SERVED[code]}"
             if code not in counts:  # once, and then only counted: clients ask again and again
                 logger.warning("request not served client=%s remark=%s", self.remote_address, text.strip())
-        _count_code(counts, code)
+            counts[code] += 1
+        else:
+            _count_code(counts, code)
         self.answer(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text))
 
     def refuse_frame(self, error: ProtocolError) -> None:

@@ -158,6 +158,16 @@ def test_why_a_one_way_request_is_refused_is_logged(caplog: pytest.LogCaptureFix
     ]
 
 
+def test_what_is_not_served_is_logged_once_whatever_else_was_asked(caplog: pytest.LogCaptureFixture) -> None:
+    """Behind a hundred codes that a client made up, each request had its line."""
+    bench = Bench()
+    link = bench.link()
+    for code in [*range(50_000, 50_100), 370, 370, 370]:
+        assert link.call(code).code == 3
+    assert caplog.text.count("request not served") == 1
+    assert bench.server.counters.unsupported[370] == 3
+
+
 def test_frame_may_come_in_pieces() -> None:
     """A-NET-05: fragments of one byte each."""
     link = Bench().link()
