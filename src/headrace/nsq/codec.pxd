@@ -76,11 +76,11 @@ cdef class Reader(StreamInput):
     cdef object _parse_rare(self, int command, const Word* params, Py_ssize_t count, Py_ssize_t head)
     cdef int _choose_topic(self, Intake run, const char* name, Py_ssize_t length) except -1
     cdef int _place_topic(self, Intake run) except -1
-    cdef Py_ssize_t _message_end(self, int command, Py_ssize_t head) except -2
+    cdef Py_ssize_t _body_end(self, int command, Py_ssize_t head) except -2
+    cdef int64_t _body_bytes(self, int command, Py_ssize_t head) except -2
     cdef int _add_message(self, Intake run, int command, Py_ssize_t head, Py_ssize_t end, int64_t due_ms) except -1
     cdef int _parse_mpub(self, Intake run, const char* name, Py_ssize_t name_bytes, Py_ssize_t head) except -1
     cdef int64_t _walk_mpub(self, Py_ssize_t head) except -1
     cdef int _add_settle(self, Intake run, int command, uint64_t message_id, int64_t delay_ms) except -1
-    cdef object _parse_body(self, int command, Py_ssize_t head)
 
 cpdef bytes encode_messages(RecordBatch batch, uint32_t node_id)

@@ -567,7 +567,7 @@ cdef class Reader(StreamInput):
                 )
             if number:
                 due_ms = now_ms + <int64_t>number
-        end = self._message_end(command, head)
+        end = self._body_end(command, head)
         if end < 0:
             return None
         self._choose_topic(run, params[1].at, params[1].size)
@@ -608,6 +608,7 @@ cdef class Reader(StreamInput):
             head: Where the line ends.
         """
         cdef uint64_t number = 1
+        cdef Py_ssize_t end
         if command == CMD_RDY:
             if count > 1 and not _load_number(params[1].at, params[1].size, &number):
                 raise RefusedError("E_INVALID", b"RDY could not parse count " + _word(params[1]))
@@ -635,53 +636,41 @@ cdef class Reader(StreamInput):
         else:
             if command == CMD_AUTH and count != 1:
                 raise RefusedError("E_INVALID", b"AUTH invalid number of parameters")
-            body = self._parse_body(command, head)
-            if body is None:
+            end = self._body_end(command, head)
+            if end < 0:
                 return None
-            head += 4 + len(body)
+            body = PyBytes_FromStringAndSize(self._at + head + 4, end - head - 4)
+            head = end
             taken = Identify(body) if command == CMD_IDENTIFY else Auth(body)
         self._consume(head)
         return taken
 
-    cdef object _parse_body(self, int command, Py_ssize_t head):
-        """Return the body of IDENTIFY or AUTH, or None when it is not all there."""
-        cdef Py_ssize_t left = self._end - self._at
-        cdef int64_t length
-        if left < head + 4:
-            self._wanted = head + 4
-            return None
-        length = <int32_t>load_u32(self._at + head)
-        name = COMMAND_NAMES[command]
-        if length > self.limits.max_body_bytes:
-            raise RefusedError("E_BAD_BODY", f"{name} body too big {length} > {self.limits.max_body_bytes}".encode())
-        if length <= 0:
-            raise RefusedError("E_BAD_BODY", f"{name} invalid body size {length}".encode())
-        if left < head + 4 + length:
-            self._wanted = head + 4 + length
-            return None
-        return PyBytes_FromStringAndSize(self._at + head + 4, length)
-
-    cdef Py_ssize_t _message_end(self, int command, Py_ssize_t head) except -2:
-        """Return where the body behind the line of PUB or DPUB ends, or -1 when it is not all there."""
-        cdef Py_ssize_t left = self._end - self._at
-        cdef int64_t length
-        if left < head + 4:
-            self._wanted = head + 4
+    cdef Py_ssize_t _body_end(self, int command, Py_ssize_t head) except -2:
+        """Return where the body behind a command's line ends, or -1 when it is not all there."""
+        cdef int64_t length = self._body_bytes(command, head)
+        if length < 0:
             return -1
-        length = <int32_t>load_u32(self._at + head)
-        if length <= 0:
-            raise RefusedError(
-                "E_BAD_MESSAGE", f"{COMMAND_NAMES[command]} invalid message body size {length}".encode()
-            )
-        if length > self.limits.max_message_bytes:
-            raise RefusedError(
-                "E_BAD_MESSAGE",
-                f"{COMMAND_NAMES[command]} message too big {length} > {self.limits.max_message_bytes}".encode(),
-            )
-        if left < head + 4 + length:
+        if self._end - self._at < head + 4 + length:
             self._wanted = head + 4 + length
             return -1
         return head + 4 + length
+
+    cdef int64_t _body_bytes(self, int command, Py_ssize_t head) except -2:
+        """Return the length of the body behind a command's line, or -1 when not even that is there."""
+        cdef bint is_message = command == CMD_PUB or command == CMD_DPUB
+        cdef int64_t most = self.limits.max_message_bytes if is_message else self.limits.max_body_bytes
+        cdef int64_t length
+        if self._end - self._at < head + 4:
+            self._wanted = head + 4
+            return -1
+        length = <int32_t>load_u32(self._at + head)
+        if 0 < length <= most:
+            return length
+        if length > 0:
+            fault = f"{'message' if is_message else 'body'} too big {length} > {most}"
+        else:
+            fault = f"invalid {'message ' if is_message else ''}body size {length}"
+        raise RefusedError("E_BAD_MESSAGE" if is_message else "E_BAD_BODY", f"{COMMAND_NAMES[command]} {fault}".encode())
 
     cdef int _choose_topic(self, Intake run, const char* name, Py_ssize_t length) except -1:
         """Make ``name``, which is valid, the topic of the messages that are added next."""
@@ -768,17 +757,10 @@ cdef class Reader(StreamInput):
         cdef Py_ssize_t limit = head + 4 + self.limits.max_body_bytes
         cdef int64_t max_message_bytes = self.limits.max_message_bytes
         cdef int64_t length, messages
-        if left < head + 4:
-            self._wanted = head + 4
-            return 0
         if walked == 0:
-            length = <int32_t>load_u32(at + head)
-            if length <= 0:
-                raise RefusedError("E_BAD_BODY", f"MPUB invalid body size {length}".encode())
-            if length > self.limits.max_body_bytes:
-                raise RefusedError(
-                    "E_BAD_BODY", f"MPUB body too big {length} > {self.limits.max_body_bytes}".encode()
-                )
+            length = self._body_bytes(CMD_MPUB, head)
+            if length < 0:
+                return 0
             self._expected = head + 4 + length
             if left < head + 8:
                 self._wanted = head + 8
