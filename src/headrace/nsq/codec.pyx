@@ -184,6 +184,10 @@ cdef inline bytes _word(Word word):
     return PyBytes_FromStringAndSize(word.at, word.size)
 
 
+cdef object _bad_name(str code, bytes what, Word name):
+    return RefusedError(code, b"%s name %s is not valid" % (what, go_quote(_word(name))))
+
+
 cdef bytes _first_word(const char* at, const char* stop):
     """Return the name that a command begins with."""
     cdef Py_ssize_t size = 0
@@ -528,11 +532,7 @@ cdef class Reader(StreamInput):
             if count < 2:
                 raise RefusedError("E_INVALID", b"MPUB insufficient number of parameters")
             if not _name_is_valid(params[1].at, params[1].size):
-                # nsqd repeats the code.
-                raise RefusedError(
-                    "E_BAD_TOPIC",
-                    b"E_BAD_TOPIC MPUB topic name %s is not valid" % go_quote(_word(params[1])),
-                )
+                raise _bad_name("E_BAD_TOPIC", b"E_BAD_TOPIC MPUB topic", params[1])    # nsqd repeats the code
             return True if self._parse_mpub(run, params[1].at, params[1].size, head) else None
         if command == CMD_FIN or command == CMD_REQ or command == CMD_TOUCH:
             return self._parse_settle(run, command, params, count, head)
@@ -554,10 +554,7 @@ cdef class Reader(StreamInput):
         if count < (2 if command == CMD_PUB else 3):
             raise RefusedError("E_INVALID", f"{COMMAND_NAMES[command]} insufficient number of parameters".encode())
         if not _name_is_valid(params[1].at, params[1].size):
-            raise RefusedError(
-                "E_BAD_TOPIC",
-                b"%s topic name %s is not valid" % (COMMAND_NAMES[command].encode(), go_quote(_word(params[1]))),
-            )
+            raise _bad_name("E_BAD_TOPIC", b"PUB topic" if command == CMD_PUB else b"DPUB topic", params[1])
         if command == CMD_DPUB:
             if not _load_number(params[2].at, params[2].size, &number):
                 raise RefusedError("E_INVALID", b"DPUB could not parse timeout " + _word(params[2]))
@@ -623,13 +620,9 @@ cdef class Reader(StreamInput):
             if count < 3:
                 raise RefusedError("E_INVALID", b"SUB insufficient number of parameters")
             if not _name_is_valid(params[1].at, params[1].size):
-                raise RefusedError(
-                    "E_BAD_TOPIC", b"SUB topic name %s is not valid" % go_quote(_word(params[1]))
-                )
+                raise _bad_name("E_BAD_TOPIC", b"SUB topic", params[1])
             if not _name_is_valid(params[2].at, params[2].size):
-                raise RefusedError(
-                    "E_BAD_CHANNEL", b"SUB channel name %s is not valid" % go_quote(_word(params[2]))
-                )
+                raise _bad_name("E_BAD_CHANNEL", b"SUB channel", params[2])
             taken = Sub(_word(params[1]).decode("ascii"), _word(params[2]).decode("ascii"))
         elif command == CMD_CLS:
             taken = Cls()
