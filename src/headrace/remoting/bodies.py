@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -34,6 +34,7 @@ MAX_VALUES: Final = 400_000
 MAX_VALUES_AROUND_REFERENCES: Final = 50_000
 """The same where ``{"$ref":"$.a[0]"}`` stands for one of them: each is looked at, which takes 1 us."""
 _LONGEST_SHOWN: Final = 80
+Form = TypeVar("Form")
 _OBJECTS: Final = (dict, msgspec.Raw)  # read, and not read yet
 _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _OUTLINE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -97,22 +98,28 @@ def read_entries(entries: Sequence[Any], name: str) -> list[dict[str, Any]]:
     return member_list({name: entries}, name, len(entries), "")
 
 
+def read_form(body: bytes, form: msgspec.json.Decoder[Form]) -> Form:
+    """Return what a body of one of Headrace's own requests holds.
+
+    Raises:
+        RequestRefusedError: it is too long or not of that form; the remark says where.
+    """
+    _require_readable(body)
+    try:
+        return form.decode(body)
+    except _MALFORMED as error:
+        raise RequestRefusedError(f"the body is malformed: {error}") from error
+
+
 def _require_readable(body: bytes) -> None:
     if not body:
         raise RequestRefusedError("the body is missing")
     if len(body) > MAX_BYTES:
         raise RequestRefusedError(f"the body has {len(body)} bytes, at most {MAX_BYTES} are read")
-    if has_too_many_values(body):
-        raise RequestRefusedError(f"the body has more values than the {_most_values(body)} that are read")
-
-
-def has_too_many_values(body: bytes) -> bool:
-    """Whether a body may have more values than are read; each has a comma or a bracket of its own, but for the last."""
-    return body.count(b",") + body.count(b"{") + body.count(b"[") > _most_values(body)
-
-
-def _most_values(body: bytes) -> int:
-    return MAX_VALUES_AROUND_REFERENCES if b'"$ref"' in body else MAX_VALUES
+    most = MAX_VALUES_AROUND_REFERENCES if b'"$ref"' in body else MAX_VALUES
+    # Each value has a comma or a bracket of its own, but for the last.
+    if body.count(b",") + body.count(b"{") + body.count(b"[") > most:
+        raise RequestRefusedError(f"the body has more values than the {most} that are read")
 
 
 def member_text(given: Mapping[str, Any], name: str, default: str | None = None, *, most: int | None = None) -> str:

@@ -203,7 +203,7 @@ BROKER_NEEDS: Final[Mapping[int, Needs]] = {
     Code.SEND_SEQUENCED: _publish("topic"),
     # END_BATCH names no topic: its handler asks for the right to send to each topic of the batch. So do those of
     # CONSUMER_SEND_MSG_BACK and VIEW_MESSAGE_BY_ID, for the right to read the topic of the message at the offset, and
-    # that of READER_STATE, for what it has read of a body that two decoders may read in two ways.
+    # that of READER_STATE, for what its body names.
     Code.LOCK_BATCH_MQ: _group_of_body,
     Code.UNLOCK_BATCH_MQ: _group_of_body,
     **dict.fromkeys(

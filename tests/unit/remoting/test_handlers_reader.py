@@ -527,26 +527,19 @@ def test_states_are_read_and_written_the_quick_way(rig: RemotingRig, monkeypatch
     assert "log" not in found
 
 
-def test_states_in_the_dialect_of_fastjson_are_read(rig: RemotingRig) -> None:
-    publish(rig, "T1")
-    body = b'{"topics": ["T1"], "known": {"topics": {"T1": {0: 7}}, "log": "7"}}'
-    peer = rig.peer()
-    assert peer.try_ask(27001, {}, body) is None
-    assert list(body_of(peer.answers[0])["topics"]) == ["T1"]
-
-
 @pytest.mark.parametrize(
     ("body", "name"),
     [
         (b"", "body"),
         (b"[]", "body"),
-        (b'{"topics": "T1"}', "<topics>"),
-        (b'{"topics": [1]}', "<topics>"),
-        (b'{"log": 1}', "<log>"),
-        (b'{"known": []}', "<known>"),
-        (b'{"known": {"topics": {"T": 1}}}', "<known.topics>"),
-        (b'{"known": {"topics": {"T": {"0": "x"}}}}', "<known.topics>"),
-        (b'{"known": {"log": "x"}}', "<log>"),
+        (b'{"topics": "T1"}', "$.topics"),
+        (b'{"topics": [1]}', "$.topics[0]"),
+        (b'{"log": 1}', "$.log"),
+        (b'{"known": []}', "$.known"),
+        (b'{"known": {"topics": {"T": 1}}}', "$.known.topics[...]"),
+        (b'{"known": {"topics": {"T": {"0": "x"}}}}', "$.known.topics[...][...]"),
+        (b'{"known": {"topics": {"T": {0: 1}}}}', "byte"),
+        (b'{"known": {"log": "x"}}', "$.known.log"),
     ],
 )
 def test_malformed_states_are_refused(rig: RemotingRig, body: bytes, name: str) -> None:
@@ -747,4 +740,4 @@ def test_too_many_names_are_refused(client: BlockingClient) -> None:
     body = json.dumps({"topics": [f"t{number}" for number in range(10_001)]}).encode()
     response = client.call(int(RequestCode.READER_STATE), {}, body)
     assert response.code == 1
-    assert "<topics> is not a list of at most 10000 names" in (response.remark or "")
+    assert "<topics> has more than 10000 names" in (response.remark or "")

@@ -8,7 +8,7 @@ Ref: docs/protocols/extensions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -144,68 +144,12 @@ def _state_request(command: Command, user: User | None) -> StateRequest:
     Raises:
         RequestRefusedError: the body is not what it must be; the remark names the member.
     """
-    asked = _read_quickly(command.body) or _read_slowly(command.body)
+    asked = bodies.read_form(command.body, _STATE_BODIES)
     if asked.topics is not None:
+        if len(asked.topics) > MAX_TOPICS:
+            raise RequestRefusedError(f"the body's <topics> has more than {MAX_TOPICS} names; null stands for all")
         asked.topics = list(dict.fromkeys(asked.topics))
     return StateRequest(command.ext.get("group", ""), user, asked)
-
-
-def _read_slowly(body: bytes) -> _StateBody:
-    """Return a body, or say what is wrong with it. Raises: as ``_state_request``."""
-    given = bodies.read_object(body)
-    topics = given.get("topics")
-    if topics is not None and (not isinstance(topics, list) or not all(isinstance(name, str) for name in topics)):
-        raise _malformed("topics", "a list of names, or null")
-    if topics is not None and len(topics) > MAX_TOPICS:
-        raise _malformed("topics", f"a list of at most {MAX_TOPICS} names, or null for all")
-    return _StateBody(
-        topics=topics,
-        known=_read_known(given.get("known")),
-        log=_flag(given, "log"),
-        system=_flag(given, "system"),
-        retry=_flag(given, "retry"),
-    )
-
-
-def _read_known(known: Any) -> _Known | None:
-    if known is None:
-        return None
-    if not isinstance(known, dict):
-        raise _malformed("known", "an object")
-    log = bodies.member_int(known, "log", -1) if known.get("log") is not None else None
-    topics = known.get("topics")
-    if topics is None:
-        topics = {}
-    if not isinstance(topics, dict) or not all(
-        isinstance(queues, dict) and all(isinstance(end, int) for end in queues.values()) for queues in topics.values()
-    ):
-        raise _malformed("known.topics", "an object of topics, each an object of queue ids and offsets")
-    return _Known(topics, log)
-
-
-def _read_quickly(body: bytes) -> _StateBody | None:
-    """Return a body that is as it should be; None for any other, which is then read slowly, and told what is wrong.
-
-    A reader of many topics sends some hundred kilobytes with each request.
-    """
-    if len(body) > bodies.MAX_BYTES or bodies.has_too_many_values(body):
-        return None
-    try:
-        found = _STATE_BODIES.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return None if found.topics is not None and len(found.topics) > MAX_TOPICS else found
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name, False)
-    if not isinstance(value, bool):
-        raise _malformed(name, "true or false")
-    return value
-
-
-def _malformed(name: str, wanted: str) -> RequestRefusedError:
-    return RequestRefusedError(f"the body's <{name}> is not {wanted}")
 
 
 def _selected(services: Services, request: StateRequest) -> Iterator[Topic]:
