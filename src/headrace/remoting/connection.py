@@ -412,15 +412,13 @@ class RemotingConnection(RequestConnection):
         self._owed -= 1
         if error is None:
             self.send(answer.data)
-            self._finish()
         elif answer.refuse_late is not None:
             answer.refuse_late(str(error))
-            self._finish()
-        elif self.cause:
-            self._finish()
-        else:
+        elif not self.cause:
             # The store takes no more writes. Without an answer the client asks elsewhere, or says what failed.
             self.leave("flush failed")
+            return
+        self._finish()
 
     def let_out_late(self, answer: WaitingAnswer) -> None:
         """Send what has waited for the disk too long."""
