@@ -25,6 +25,7 @@ from headrace.remoting.handlers.transactions import ask_through
 from headrace.remoting.large_requests import LargeRequests
 from headrace.remoting.metrics import RemotingCounters
 from headrace.remoting.reading.known_pulls import KnownPulls
+from headrace.remoting.reading.reader_stream import COLD_MOST_MS, COLD_RETRY_MS
 from headrace.remoting.reading.subscriptions import EVERYTHING, is_crowded
 from headrace.remoting.request_connection import RequestServer
 from headrace.remoting.sending.joint_sends import JointSends
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 FRAME_SETTING: Final = "remoting.max_frame_bytes"
 # What a 0 in remoting.max_connections leaves to the store and the other listeners.
 _RESERVED_FILES: Final = 4 * 1024
-COLD_RETRY_MS: Final = 1_000
-COLD_MOST_MS: Final = 8_000
-"""How long a pull waits for the disk: clients give it up after 10 s if it may not wait for messages, else after 30."""
 COLD_CROWDED_S: Final = 0.1
 """After which a pull reads again that found no place among those that wait for the disk."""
 SHORT_POLLING_MS: Final = 1_000

@@ -41,7 +41,7 @@ TURN_S: Final = 0.003
 """Time after which a READ_QUEUE is answered with what it has."""
 COLD_RETRY_MS: Final = 1_000
 COLD_MOST_MS: Final = 8_000
-"""How long a READ_QUEUE waits for the disk: its client gives it up after 10 s."""
+"""How long a READ_QUEUE or a pull waits for the disk: clients give up after 10 s, pulls that may wait after 30."""
 
 
 @dataclass(slots=True)

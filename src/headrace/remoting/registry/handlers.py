@@ -188,16 +188,14 @@ def query_data_version(connection: RegistryConnection, command: Command) -> Repl
 
 def register_topic(connection: RegistryConnection, command: Command) -> Reply:
     """REGISTER_TOPIC_IN_NAMESRV: a 5.x broker names one new topic."""
-    topic = fields.text(command.ext, "topic")
-    _require_short("topic", topic)
+    topic = _short_text(command.ext, "topic")
     connection.server.routes.put_topic(topic, decode_queues(command.body))
     return Reply()
 
 
 def wipe_write_permission(connection: RegistryConnection, command: Command) -> Reply:
     """WIPE_WRITE_PERM_OF_BROKER: nobody finds its queues for writing, until it registers a change."""
-    name = fields.text(command.ext, "brokerName")
-    _require_short("brokerName", name)
+    name = _short_text(command.ext, "brokerName")
     count = connection.server.routes.wipe_write_permission(name)
     logger.info("write permission wiped broker=%s topics=%d client=%s", name, count, connection.remote_address)
     return Reply(ext={"wipeTopicCount": str(count)})
@@ -205,11 +203,16 @@ def wipe_write_permission(connection: RegistryConnection, command: Command) -> R
 
 def add_write_permission(connection: RegistryConnection, command: Command) -> Reply:
     """ADD_WRITE_PERM_OF_BROKER."""
-    name = fields.text(command.ext, "brokerName")
-    _require_short("brokerName", name)
+    name = _short_text(command.ext, "brokerName")
     count = connection.server.routes.add_write_permission(name)
     logger.info("write permission added broker=%s topics=%d client=%s", name, count, connection.remote_address)
     return Reply(ext={"addTopicCount": str(count)})
+
+
+def _short_text(ext: Mapping[str, str], field: str) -> str:
+    value = fields.text(ext, field)
+    _require_short(field, value)
+    return value
 
 
 def _require_short(field: str, value: str) -> None:
@@ -219,10 +222,7 @@ def _require_short(field: str, value: str) -> None:
 
 def _broker_of(ext: Mapping[str, str]) -> tuple[str, str, int, str]:
     """Return cluster, broker name, broker id and address."""
-    cluster, name = fields.text(ext, "clusterName"), fields.text(ext, "brokerName")
-    address = fields.text(ext, "brokerAddr")
-    for field, value in (("clusterName", cluster), ("brokerName", name), ("brokerAddr", address)):
-        _require_short(field, value)
+    cluster, name, address = (_short_text(ext, field) for field in ("clusterName", "brokerName", "brokerAddr"))
     try:
         parse_peer(address)
     except ValueError:
