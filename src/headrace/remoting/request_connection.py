@@ -82,9 +82,10 @@ class RequestConnection(ServerConnection):
 
     def note_untold(self, request: int, code: int, remark: str) -> None:
         """Log why a request was refused whose client gets no answer that says so."""
-        # Of codes that do not exist there are many: they have one line together.
+        # Of codes that do not exist there are many, those of consumers among them: they have one line together.
         name = request_name(request) if code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED else "unknown"
-        self.server.refusal_log.note_untold(self.remote_address, name, response_name(code), remark)
+        said = response_name(code)
+        self.server.refusal_log.note_untold(self.remote_address, name, said if said != str(code) else "unknown", remark)
 
     def answer(self, command: Command | PullRequest, reply: Reply) -> None:
         """Send a response, which a one-way request does not get, and count what it refuses."""

@@ -622,6 +622,22 @@ def test_why_a_one_way_request_is_refused_is_logged(caplog: pytest.LogCaptureFix
     ]
 
 
+def test_codes_that_a_consumer_makes_up_have_one_line(
+    broker: testing.RunningBroker, client: RemotingSocket, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a tool asks one-way is passed on, and refused with whatever the consumer answers: each code had its line."""
+    with RemotingSocket(broker.remoting) as consumer:
+        heartbeat(consumer, "c1", "MadeUp", subscription("MadeUp"))
+        for number in range(3):
+            client.send(307, {"consumerGroup": "MadeUp", "clientId": "c1"}, flag=2)
+            while (request := consumer.receive()[0])["code"] != 307:
+                pass
+            consumer.send_frame({**request, "code": 50_000 + number, "flag": 1, "extFields": {}})
+        consumer.call(30, {"topic": "MadeUp", "queueId": 0})
+    assert caplog.text.count("client not told") == 1
+    assert "request=GET_CONSUMER_RUNNING_INFO code=unknown" in caplog.text
+
+
 def test_one_way_pulls_are_neither_answered_nor_held(broker: testing.RunningBroker, client: RemotingSocket) -> None:
     """remoting.md 1.4: found, not found, moved; what they commit counts."""
     publish(client, "Quiet", b"one", b"two")
