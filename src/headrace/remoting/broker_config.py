@@ -102,11 +102,12 @@ class BrokerConfig:
         Raises:
             ConfigRefusedError: a key may not be changed, or its value is not accepted.
         """
-        changes: list[Callable[[], None]] = []
+        changes: dict[str, Callable[[], None]] = {}
+        unknown: list[str] = []
         known = self.read()
         for key, value in parse_properties(text).items():
             if key in CHANGEABLE:
-                changes.append(CHANGEABLE[key](self._services, value))
+                changes[key] = CHANGEABLE[key](self._services, value)
             elif known.get(key) == value:
                 continue
             elif key in known or key == BLACK_LIST or "path" in key.lower() or "home" in key.lower():
@@ -114,12 +115,14 @@ class BrokerConfig:
                     f"{key} cannot be changed while the broker runs; what can: {', '.join(CHANGEABLE)}"
                 )
             else:
-                logger.warning("unknown configuration key ignored key=%s", key[:64])
-        for change in changes:
+                unknown.append(key)
+        if unknown:
+            logger.warning("unknown configuration keys ignored count=%d first=%s", len(unknown), unknown[0][:64])
+        for change in changes.values():
             change()
         if changes:
             self.version = self.version.next(self._services.clock.now_ms())
-            logger.info("configuration changed by a tool keys=%s", ",".join(parse_properties(text)))
+            logger.info("configuration changed by a tool keys=%s", ",".join(changes))
 
 
 def parse_properties(text: str) -> dict[str, str]:

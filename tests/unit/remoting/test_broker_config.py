@@ -29,6 +29,17 @@ def test_configuration_is_shown_and_changed(rig: RemotingRig) -> None:
     assert rig.services.permission == 4
 
 
+def test_keys_that_nobody_knows_are_one_line_of_the_log(rig: RemotingRig, caplog: pytest.LogCaptureFixture) -> None:
+    """Each had its own, thousands for one request; and those that changed something were named among them."""
+    caplog.set_level("INFO", "headrace.remoting.broker_config")
+    body = "".join(f"key{number}=1\n" for number in range(1_000)) + "longPollingEnable=false\n"
+    assert rig.peer().ask(25, body=body.encode()).code == 0
+    assert [record.getMessage() for record in caplog.records if record.name == "headrace.remoting.broker_config"] == [
+        "unknown configuration keys ignored count=1000 first=key0",
+        "configuration changed by a tool keys=longPollingEnable",
+    ]
+
+
 def test_sizes_of_files_are_those_of_the_store(rig: RemotingRig) -> None:
     """They are fixed for the life of a store, whatever the settings say by now; and files have whole entries."""
     rig.close()
