@@ -3,7 +3,7 @@
 A heartbeat with a thousand subscriptions takes some 5 ms, and after a restart all clients send theirs at once. Such a
 request waits here for its turn, and what its connection sent behind it waits with it: the requests of each are done in
 the order they came. One that takes long for what it asks, as that for 50,000 queue locks, is done in parts, others in
-between.
+between. A turn of ``net.turns`` is one connection's, and does not cut a command; this one is shared by all of them.
 """
 
 from __future__ import annotations
