@@ -196,7 +196,7 @@ def time_pull_response(count: int = 32) -> float:
 
     def run() -> int:
         for _ in range(100):
-            encode_pull_response(pull, 0, "FOUND", 32, 0, 5_000_000, 0, records)
+            encode_pull_response(pull, 0, "FOUND", 32, 0, 5_000_000, records)
         return 100 * count
 
     return time_per_item(run)

@@ -50,7 +50,7 @@ cdef class Reader(StreamInput):
 cdef bytes join_answers(list heads, const Py_ssize_t* ends, RecordBatch records)
 
 cdef bytes encode_pull_head(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
-                            int64_t max_offset, int64_t suggest)
+                            int64_t max_offset)
 
 cpdef bytes encode_pull_response(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
-                                 int64_t max_offset, int64_t suggest=*, RecordBatch records=*)
+                                 int64_t max_offset, RecordBatch records=*)

@@ -153,7 +153,6 @@ def encode_pull_response(
     next_offset: int,
     min_offset: int,
     max_offset: int,
-    suggest: int = 0,
     records: RecordBatch | None = None,
 ) -> bytes:
     """Encode the answer to a pull: all four offsets with every code, the records as they lie in the log."""

@@ -559,8 +559,8 @@ def encode_request(int serialize, int code, int32_t opaque, bint oneway=False, e
 
 
 cdef bytes _pull_head(PullRequest pull, int code, bytes remark, int64_t next_offset, int64_t min_offset,
-                      int64_t max_offset, int64_t suggest):
-    """Encode the frame of a pull's answer up to its body, in JSON; ``remark`` needs no escapes."""
+                      int64_t max_offset):
+    """Encode the frame of a pull's answer up to its body, in JSON; ``remark`` needs no escapes. 0 is the master."""
     cdef bytes head = PyBytes_FromStringAndSize(NULL, PULL_HEADER_BYTES + len(remark))
     cdef char* start = PyBytes_AS_STRING(head)
     cdef char* at = start + FRAME_HEAD_BYTES
@@ -572,9 +572,7 @@ cdef bytes _pull_head(PullRequest pull, int code, bytes remark, int64_t next_off
     at = put_number(at, min_offset)
     at = put_bytes(at, b'","nextBeginOffset":"', 21)
     at = put_number(at, next_offset)
-    at = put_bytes(at, b'","suggestWhichBrokerId":"', 26)
-    at = put_number(at, suggest)
-    at = put_bytes(at, b'"},"flag":1,"language":"PYTHON","opaque":', 41)
+    at = put_bytes(at, b'","suggestWhichBrokerId":"0"},"flag":1,"language":"PYTHON","opaque":', 68)
     at = put_number(at, pull.opaque)
     if remark:
         at = put_bytes(at, b',"remark":"', 11)
@@ -591,7 +589,7 @@ cdef dict _plain_remarks = {}
 
 
 cdef bytes encode_pull_head(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
-                            int64_t max_offset, int64_t suggest):
+                            int64_t max_offset):
     """Encode the frame of a pull's answer without its body."""
     cdef bytes plain = _plain_remarks.get(remark)
     if plain is None and (not remark or (remark.isascii() and remark.isidentifier())):
@@ -599,18 +597,18 @@ cdef bytes encode_pull_head(PullRequest pull, int code, str remark, int64_t next
         if len(_plain_remarks) < MAX_REMARKS:
             _plain_remarks[remark] = plain
     if pull.serialize != SERIALIZE_BINARY and plain is not None:
-        return _pull_head(pull, code, plain, next_offset, min_offset, max_offset, suggest)
+        return _pull_head(pull, code, plain, next_offset, min_offset, max_offset)
     return encode_frame(pull.serialize, code, FLAG_RESPONSE, pull.opaque, remark, {
         "maxOffset": str(max_offset),
         "minOffset": str(min_offset),
         "nextBeginOffset": str(next_offset),
-        "suggestWhichBrokerId": str(suggest),
+        "suggestWhichBrokerId": "0",
     }, None)
 
 
 cpdef bytes encode_pull_response(PullRequest pull, int code, str remark, int64_t next_offset, int64_t min_offset,
-                                 int64_t max_offset, int64_t suggest=0, RecordBatch records=None):
-    return _with_records(encode_pull_head(pull, code, remark, next_offset, min_offset, max_offset, suggest), records)
+                                 int64_t max_offset, RecordBatch records=None):
+    return _with_records(encode_pull_head(pull, code, remark, next_offset, min_offset, max_offset), records)
 
 
 def encode_records_response(int serialize, int32_t opaque, ext, RecordBatch records not None):

@@ -479,11 +479,11 @@ def test_pull_responses_have_all_offsets_and_the_records():
     ext = {"suggestWhichBrokerId": "0", "nextBeginOffset": "3", "minOffset": "0", "maxOffset": "9"}
     for serialize in (0, 1):
         pull = pull_request(decode_command(encode_frame(11, PULL_FIELDS, opaque=5, serialize=serialize)))
-        found = command(encode_pull_response(pull, 0, "FOUND", 3, 0, 9, 0, records))
+        found = command(encode_pull_response(pull, 0, "FOUND", 3, 0, 9, records))
         body = b"".join(records.record(index) for index in range(3))
         assert found == ("command", serialize, 0, "PYTHON", 409, 5, 1, "FOUND", ext, body)
         assert [message["body"] for message in decode_messages(body)] == [b"a", b"b" * 5000, b""]
-        nothing = command(encode_pull_response(pull, 19, "NO_NEW_MESSAGE", 3, 0, 9, 0, None))
+        nothing = command(encode_pull_response(pull, 19, "NO_NEW_MESSAGE", 3, 0, 9))
         assert nothing == ("command", serialize, 19, "PYTHON", 409, 5, 1, "NO_NEW_MESSAGE", ext, b"")
 
 
@@ -492,8 +492,8 @@ def test_pull_responses_have_all_offsets_and_the_records():
 def test_pull_responses_are_spelled_as_any_other(remark, offset):
     """The writer for them alone says what the common one says."""
     pull = pull_request(decode_command(encode_frame(11, PULL_FIELDS, opaque=-(2**31))))
-    ext = {"suggestWhichBrokerId": 1, "nextBeginOffset": offset, "minOffset": offset, "maxOffset": offset}
-    written = encode_pull_response(pull, 21, remark, offset, offset, offset, 1)
+    ext = {"suggestWhichBrokerId": 0, "nextBeginOffset": offset, "minOffset": offset, "maxOffset": offset}
+    written = encode_pull_response(pull, 21, remark, offset, offset, offset)
     assert written == encode_response(0, -(2**31), 21, remark, ext)
 
 

@@ -277,7 +277,7 @@ def _answer_found(connection: RemotingConnection, request: PullRequest, result: 
         last = records.position(messages - 1)[2]
         services.statistics.note_lag(group, topic, queue_id, services.broker.store.log.end_offset - last)
     bounds = result.next_offset, result.min_offset, result.max_offset
-    connection.send(encode_pull_response(request, 0, _FOUND_REMARK, *bounds, 0, records))
+    connection.send(encode_pull_response(request, 0, _FOUND_REMARK, *bounds, records))
 
 
 def _answer_without(

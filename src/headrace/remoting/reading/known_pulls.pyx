@@ -198,7 +198,7 @@ cdef class KnownPulls:
         if result.status is not _FOUND:
             del self._known[key]    # few of its messages pass, or they lie on the disk: one look at each is enough
             return None
-        heads.append(encode_pull_head(pull, 0, _FOUND_REMARK, result.next_offset, result.min_offset, result.max_offset, 0))
+        heads.append(encode_pull_head(pull, 0, _FOUND_REMARK, result.next_offset, result.min_offset, result.max_offset))
         return known
 
     cdef int _note(self, list pulls, list knowns, str host, const _Run* run) except -1:
