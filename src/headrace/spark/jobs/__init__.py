@@ -33,11 +33,12 @@ How a job is written (the module's name is the job's; ``table.JOBS`` has a line 
         return summary                               # exit_code stays 0 unless the job says otherwise
 
 Rules: a module imports without what the extra ``spark`` brings, pyspark, pyarrow and numpy, so that ``--help`` works
-without it (``TYPE_CHECKING`` for its types, imports inside functions, or a second module that does the work); wrong use
-is a ``ConfigError`` (exit code 2), other failures are ``HeadraceError`` (1); errors in tasks are unwrapped by
-``failure.explain``, so a task raises a ``HeadraceError`` with one clear sentence; nothing is printed; ``dry_run``
-changes nothing; heavy work is done inside the task (``headrace.spark.tasks.run_in_tasks``), and only results cross to
-the JVM. ``JobConfig.secret_key()`` reads the secret; it never goes into a summary.
+without it (``TYPE_CHECKING`` for its types, ``headrace.spark.functions`` for those of columns, imports inside
+functions, or a second module that does the work); wrong use is a ``ConfigError`` (exit code 2), other failures are
+``HeadraceError`` (1); errors in tasks are unwrapped by ``failure.explain``, so a task raises a ``HeadraceError`` with
+one clear sentence; nothing is printed; ``dry_run`` changes nothing; heavy work is done inside the task
+(``headrace.spark.tasks.run_in_tasks``), and only results cross to the JVM. ``JobConfig.secret_key()`` reads the secret;
+it never goes into a summary.
 """
 
 import headrace.spark.workers  # noqa: F401  # what a job gives Spark runs in workers: they end as quietly

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
 from headrace.format.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from headrace.spark import functions as F  # noqa: N812  # as PySpark calls them
 from headrace.spark.errors import UnsendableError
 from headrace.spark.jobs.config import JobConfig, option, show_time, unknown
 from headrace.spark.jobs.log_rows import note_damage, plan_between, require_topics, rows_of, source_of
@@ -82,8 +83,6 @@ def run(spark: SparkSession, config: Config) -> Summary:
         FolderBusyError: another run writes to the folder.
         HeadraceError: the log cannot be read, or messages not be written.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     summary = Summary(job="deadletters", dry_run=config.dry_run)
     with hold_target(config.to, "to", dry_run=config.dry_run):
         phase("reading dead letters and retries")
@@ -113,8 +112,6 @@ def read_letters(spark: SparkSession, config: Config, summary: Summary) -> DataF
     Columns: those of ``COLUMNS``, and ``kind`` (dead or retry), ``group``, ``origin_topic`` (null when the message does
     not say), ``origin_id``, ``cause``.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     wanted = [prefix + group for group in config.groups for prefix in (DEAD_LETTER_PREFIX, RETRY_PREFIX)]
     splits = plan_between(spark, config, summary, since=config.since, until=config.until)
     limits: dict[str, Any] = {"start_ms": config.since, "end_ms": config.until, "retry_topics": True}
@@ -161,8 +158,6 @@ def _failed_in(split: LogSplit) -> Iterator[pa.RecordBatch]:
 
 def cause_of(names: tuple[str, ...]) -> Column:
     """Return why a message failed, as far as it says: equal causes are equal texts."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     said = F.coalesce(*(F.nullif(_property(name), F.lit("")) for name in names)) if names else F.lit(None)
     line = F.trim(F.element_at(F.split(said.cast("string"), r"\R"), 1))
     plain = F.regexp_replace(F.substring(line, 1, 300), r"(?i)\b(0x)?[0-9a-f]{8}[0-9a-f-]*\b", "#")
@@ -172,8 +167,6 @@ def cause_of(names: tuple[str, ...]) -> Column:
 
 
 def _property(name: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     return F.try_element_at("properties", F.lit(name))
 
 
@@ -183,7 +176,6 @@ def newest_of_each(dead: DataFrame) -> DataFrame:
     A message is one unique key in one topic; one without a key is the one that its first id names.
     """
     from pyspark.sql import Window  # noqa: PLC0415  # pyspark
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     message = F.coalesce(F.nullif(F.col("unique_key"), F.lit("")), F.col("origin_id"), place_of())
     newest = Window.partitionBy("origin_topic", message).orderBy(
@@ -194,15 +186,11 @@ def newest_of_each(dead: DataFrame) -> DataFrame:
 
 def place_of() -> Column:
     """Return where a dead letter lies. Brokers know it by that: it is sent once, one that came after it anew."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     return F.concat_ws(":", F.lit("dlq"), "broker", F.col("log_offset").cast("string"))
 
 
 def as_messages(dead: DataFrame) -> DataFrame:
     """Return dead letters as the sink takes them: to where they were published first, with their first id kept."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     kept = F.map_filter("properties", lambda name, _: ~name.isin(list(NOT_SENT)))
     origin = F.when(F.col("origin_id").isNotNull(), F.create_map(F.lit(ORIGIN_ID), "origin_id"))
     kept = F.map_concat(
@@ -224,8 +212,6 @@ def as_messages(dead: DataFrame) -> DataFrame:
 
 
 def _resend(dead: DataFrame, config: Config, summary: Summary) -> None:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     known = dead.where(F.col("origin_topic").isNotNull())
     lost = summary.facts["dead_letters"] - known.count()
     if lost:
@@ -264,8 +250,6 @@ def _resend(dead: DataFrame, config: Config, summary: Summary) -> None:
 
 
 def _summarise(letters: DataFrame, config: Config, summary: Summary) -> None:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     stored = F.unix_millis("store_ts")
     by_group = (
         letters.groupBy("kind", "group", "origin_topic")
@@ -321,8 +305,6 @@ def _unknown_groups(config: Config, groups: list[str]) -> list[str]:
 
 def _ages(letters: DataFrame) -> Table:
     """Return how old dead letters are."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     bounds = (("last hour", 3_600), ("last day", SECONDS_OF_A_DAY), ("last week", 7 * SECONDS_OF_A_DAY))
     age = F.lit(int(time.time())) - F.unix_seconds("store_ts")
     name = F.lit("older")
@@ -335,8 +317,6 @@ def _ages(letters: DataFrame) -> Table:
 
 
 def _causes(letters: DataFrame, config: Config, summary: Summary) -> None:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     dead = letters.where(F.col("kind") == "dead")
     stored = F.unix_millis("store_ts")
     top = (
@@ -358,7 +338,6 @@ def _causes(letters: DataFrame, config: Config, summary: Summary) -> None:
 def _samples(dead: DataFrame, causes: set[tuple[str, str]], count: int) -> Table:
     """Return the newest ``count`` dead letters of each (group, cause)."""
     from pyspark.sql import Window  # noqa: PLC0415  # pyspark
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     newest = Window.partitionBy("group", "cause").orderBy(F.desc("store_ts"), F.desc("log_offset"))
     rows = (

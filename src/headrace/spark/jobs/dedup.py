@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from headrace.errors import ConfigError
+from headrace.spark import functions as F  # noqa: N812  # as PySpark calls them
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_files, read_path, wanted_rows
@@ -82,8 +83,6 @@ def run(spark: SparkSession, config: Config) -> Summary:
         FolderBusyError: another run writes to one of the folders.
         HeadraceError: the messages cannot be read or written.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     summary = Summary(job="dedup", dry_run=config.dry_run)
     with (
         hold_target(config.to, "to", dry_run=config.dry_run),
@@ -165,8 +164,6 @@ def read_messages(
 
 def groups_of(keyed: DataFrame) -> DataFrame:
     """Return (topic, key, count, first, last) of each key; ``key`` is null in the row of those that have none."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     place = F.struct(*PLACE)
     key = F.when(F.col("key") != "", F.col("key"))
     return (
@@ -177,16 +174,12 @@ def groups_of(keyed: DataFrame) -> DataFrame:
 
 def duplicates(groups: DataFrame) -> DataFrame:
     """Return the keys that are there more than once, with the seconds between their first and last message."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     apart = F.unix_micros("last.store_ts") - F.unix_micros("first.store_ts")
     return groups.where(F.col("key").isNotNull() & (F.col("count") > 1)).withColumn("seconds_apart", apart / 1e6)
 
 
 def compacted(messages: DataFrame, groups: DataFrame, config: Config) -> DataFrame:
     """Return the messages that are kept: one of each key, and all without a key."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     # Only of keys that are there twice does anything go; there are few of them as a rule.
     twice = duplicates(groups).select("topic", F.col("key").alias(config.by), F.col(config.keep).alias("kept"))
     joined = messages.join(twice, ["topic", config.by], "left")
@@ -199,8 +192,6 @@ def as_messages(rows: DataFrame, config: Config) -> DataFrame:
 
     That is the producer's where it tells the kept messages apart, else one made of the message's position.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     key = F.concat_ws(":", "broker", F.col("log_offset").cast("string"))
     if _keeps_keys(config):
         key = F.when(F.col("unique_key") != "", F.col("unique_key")).otherwise(key)
@@ -242,8 +233,6 @@ def _require_folders(counted: DataFrame, to: Path) -> None:
 
 
 def _summarise(counted: DataFrame, keyed: DataFrame, config: Config, summary: Summary) -> None:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     is_twice = F.col("key").isNotNull() & (F.col("count") > 1)
     total = counted.agg(
         F.sum("count").alias("messages"),
@@ -291,7 +280,6 @@ def _summarise(counted: DataFrame, keyed: DataFrame, config: Config, summary: Su
 def _places(keyed: DataFrame, rows: list[Row]) -> dict[tuple[str, str], list[str]]:
     """Return where the messages of the shown keys are, ``broker/queue@queue offset``."""
     from pyspark.sql import Window  # noqa: PLC0415  # pyspark
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     keys = [row["key"] for row in rows]
     number = F.row_number().over(Window.partitionBy("topic", "key").orderBy(*PLACE))

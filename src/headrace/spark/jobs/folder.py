@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.lock_file import LockHeldError, release_lock, take_lock
+from headrace.spark import functions as F  # noqa: N812  # as PySpark calls them
 from headrace.spark.jobs.config import JobConfig
 from headrace.spark.session import settings_of
 
@@ -98,8 +99,6 @@ def read_path(path: Path | str) -> str:
 
 def wanted_rows(config: JobConfig) -> list[Column]:
     """Return what rows of an archive must meet to be of a configuration's topics and times."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     found: list[Column] = []
     if config.topics:
         found.append(F.col("topic").isin(list(config.topics)))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
+from headrace.spark import functions as F  # noqa: N812  # as PySpark calls them
 from headrace.spark.jobs.summary import Summary, Table
 
 if TYPE_CHECKING:
@@ -110,13 +111,9 @@ def summarise_skipped(summary: Summary, answers: Iterable[dict[str, Any]]) -> No
 
 def born() -> Column:
     """Return when a message was made; null, the time of writing, where it claims a time before 1970."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     return F.when(F.unix_millis("born_ts") > 0, F.col("born_ts")).alias("born_ts")
 
 
 def name_of() -> Column:
     """Return what a message is called in errors, from its columns: ``BROKER:PHYSICAL_OFFSET of topic 'TOPIC'``."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     return F.format_string("%s:%d of topic '%s'", "broker", "log_offset", "topic")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
+from headrace.spark import functions as F  # noqa: N812  # as PySpark calls them
 from headrace.spark.jobs import manifest
 from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
 from headrace.spark.jobs.folder import read_files, read_path, wanted_rows
@@ -146,8 +147,6 @@ def _require_topics(config: Config, found: Set[str]) -> None:
 
 def _once(found: Sequence[DataFrame], columns: Sequence[str]) -> DataFrame:
     """Return each message once: it is known by its store and its physical offset there; the row of the log counts."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     united = found[0]
     for other in found[1:]:
         united = united.unionByName(other)
@@ -161,8 +160,6 @@ def _marked(rows: DataFrame, stores: Mapping[str, str], place: int) -> DataFrame
     Args:
         stores: Identity of each broker's store, empty where it is not known: then the broker's name is all there is.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     known = {broker: store_id for broker, store_id in stores.items() if store_id}
     names = F.create_map(*(F.lit(text) for pair in known.items() for text in pair)).cast("map<string,string>")
     store = F.coalesce(F.try_element_at(names, F.col("broker")), F.col("broker"))
@@ -252,7 +249,6 @@ def _named(
 
 
 def _in_archive(spark: SparkSession, config: Config, summary: Summary) -> list[DataFrame]:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415  # pyspark
 
     from headrace.spark.schema import arrow_schema  # noqa: PLC0415  # needs pyarrow
@@ -288,7 +284,6 @@ def _in_archive(spark: SparkSession, config: Config, summary: Summary) -> list[D
 
 def _conditions(config: Config, there: set[str]) -> list[Column]:
     """Return what a row of the archive must meet; Spark hands comparisons on to the Parquet files."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
 
     def need(name: str, flag: str) -> Column:
         if name not in there:
@@ -318,8 +313,6 @@ def _conditions(config: Config, there: set[str]) -> list[Column]:
 
 
 def _table(rows: DataFrame, bodies: bool) -> Table:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # its usual name
-
     names = ("stored", *POSITION, "unique_key", "keys", "tags", *(("body",) if bodies else ()))
     # Times as numbers: Python has no local time for the first and last hours of the years 1 to 9999, in which producers
     # may claim to have made messages.
