@@ -189,8 +189,8 @@ class Cluster:
         self._is_told = False
         return dict(self._known_brokers)
 
-    def broker_address(self, broker: str) -> str:
-        """Return the address of a broker's master; what was asked in the last seconds is not asked again.
+    def broker_address(self, broker: str, *, anew: bool = False) -> str:
+        """Return the address of a broker's master; what was asked in the last seconds is asked again only if ``anew``.
 
         While the registries are away, or do not know the broker (one that was just started knows none until they
         register), it is looked for where it was last, unless another broker is there now.
@@ -199,7 +199,7 @@ class Cluster:
             RouteNotFoundError: the registries do not know the broker, or it has no master, and never had.
             ClientError: no registry answers, or it refuses, and the broker was never known.
         """
-        if time.monotonic() - self._known_at > _ROUTES_AGE_S or broker not in self._last_addresses:
+        if anew or time.monotonic() - self._known_at > _ROUTES_AGE_S or broker not in self._last_addresses:
             try:
                 self.brokers()
             except ClientError as error:

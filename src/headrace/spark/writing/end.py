@@ -102,21 +102,16 @@ def end_batch(
     }
     body = fastjson.dumps({"chosen": chosen})
     cluster = cluster_of(servers_of(options), use="write")
-    known = dict(plan.addresses)
+    cluster.remember(plan.addresses)
 
     def ask() -> None:
-        try:
-            known.update(cluster.brokers())
-        except (ConnectionLostError, RequestTimeoutError):
-            logger.debug("registries do not answer, the last address is used broker=%s", broker)
-        if broker not in known:
-            raise ConnectionLostError(broker, "the registries know of no master")
-        response = _call_long(cluster.client(known[broker]), ext, body)
+        address = cluster.broker_address(broker, anew=True)
+        response = _call_long(cluster.client(address), ext, body)
         if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise ExtensionMissingError(options.semantics, known[broker])
+            raise ExtensionMissingError(options.semantics, address)
         # SYSTEM_ERROR is how a commit is refused whose rows are not there: asking again does not bring them.
         if response.code in PASSING and response.code != ResponseCode.SYSTEM_ERROR:
-            raise ConnectionLostError(known[broker], f"{response_name(response.code)} {response.remark}")
+            raise ConnectionLostError(address, f"{response_name(response.code)} {response.remark}")
         if response.code != ResponseCode.SUCCESS:
             what = f"{ext['decision']} of txn {txn!r} epoch {epoch}"
             raise ClientError(f"broker {broker!r} refuses the {what}: {response_name(response.code)} {response.remark}")

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from pyspark.sql.types import StructType
 
-from headrace.errors import ConfigError, ConnectionLostError, InternalError, RequestTimeoutError
+from headrace.errors import ConfigError, ConnectionLostError, InternalError, RequestTimeoutError, RouteNotFoundError
 from headrace.remoting.blocking import Cluster
 from headrace.remoting.codes import RequestCode, ResponseCode, response_name
 from headrace.spark.connections import cluster_of
@@ -208,7 +208,7 @@ def servers_of(options: WriteOptions) -> ServersSource:
 
 
 def patiently(options: WriteOptions, ask: Callable[[], Result]) -> Result:
-    """Return an answer, asked for again when nobody answers.
+    """Return an answer, asked for again when nobody answers, or nobody knows where the broker is.
 
     Raises:
         ClientError: nobody answered after ``retries``.
@@ -217,7 +217,7 @@ def patiently(options: WriteOptions, ask: Callable[[], Result]) -> Result:
     for left in range(options.retries, -1, -1):
         try:
             return ask()
-        except (ConnectionLostError, RequestTimeoutError) as error:
+        except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
             if not left:
                 raise
             logger.warning("no answer, asked again left=%d pause_s=%.1f error=%s", left, pause_s, error)

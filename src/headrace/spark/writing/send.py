@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.errors import ClientError, ConnectionLostError, RequestTimeoutError
+from headrace.errors import ClientError, ConnectionLostError, RequestTimeoutError, RouteNotFoundError
 from headrace.remoting.blocking import BlockingClient, Cluster
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import ResponseCode, response_name
@@ -158,17 +158,10 @@ class Sender:
         Raises:
             ClientError: nobody knows its address.
         """
-        address = self.addresses.get(broker)
-        if anew or address is None:
-            try:
-                address = self._cluster.brokers().get(broker, address)
-            except (ConnectionLostError, RequestTimeoutError):
-                if address is None:
-                    raise  # the registries are away; a broker's last address is still the best guess
-        if address is None:
-            raise ConnectionLostError(broker, "the registries know of no master")
-        self.addresses[broker] = address
-        return self._cluster.client(address)
+        if anew or broker not in self.addresses:
+            self._cluster.remember(self.addresses)
+            self.addresses[broker] = self._cluster.broker_address(broker, anew=True)
+        return self._cluster.client(self.addresses[broker])
 
 
 class _Lane:
@@ -196,7 +189,7 @@ class _Lane:
         batch.number = self._numbers
         try:
             self._post(batch)
-        except (ConnectionLostError, RequestTimeoutError) as error:
+        except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
             self._again([batch], str(error))
 
     def drain(self) -> None:

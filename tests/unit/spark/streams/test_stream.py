@@ -714,7 +714,7 @@ def test_reads_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[str] = []
 
         class Stale(Cluster):
-            def broker_address(self, broker: str) -> str:
+            def broker_address(self, broker: str, *, anew: bool = False) -> str:
                 return other.remoting
 
             def brokers(self) -> dict[str, str]:

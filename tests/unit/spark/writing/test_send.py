@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import pytest
 
@@ -78,20 +79,29 @@ class Broker:
         self._answers.clear()
 
 
-class Brokers:
-    """A cluster of scripted brokers."""
+class Brokers(Cluster):
+    """A cluster of scripted brokers, and a registry that knows them.
+
+    Attributes:
+        registered: What the registry says, address by name; None: it does not answer.
+    """
 
     def __init__(self, *names: str) -> None:
+        super().__init__("registry:1")
+        self.registered: dict[str, str] | None = {name: f"{name}:1" for name in names}
         self.by_address = {f"{name}:1": Broker() for name in names}
 
     def __getitem__(self, name: str) -> Broker:
         return self.by_address[f"{name}:1"]
 
-    def brokers(self) -> dict[str, str]:
-        return {address[0]: address for address in self.by_address}
+    def client(self, address: str) -> Any:
+        return self if address == "registry:1" else self.by_address[address]
 
-    def client(self, address: str) -> Broker:
-        return self.by_address[address]
+    def call(self, code: int, ext: dict[str, str]) -> Command:
+        if self.registered is None:
+            raise ConnectionLostError("registry:1", "refused")
+        table = {name: {"brokerAddrs": {"0": address}} for name, address in self.registered.items()}
+        return Command(0, body=json.dumps({"brokerAddrTable": table}).encode(), flag=1)
 
 
 def sender(
@@ -99,8 +109,8 @@ def sender(
 ) -> tuple[Sender, list[float]]:
     pauses: list[float] = []
     made = Sender(
-        cast(Cluster, brokers),
-        brokers.brokers(),
+        brokers,
+        dict(brokers.registered or {}),
         semantics="idempotent",
         window=window,
         retries=retries,
@@ -260,15 +270,38 @@ def test_a_broker_that_moved_is_found_at_its_new_address() -> None:
     made.addresses["a"] = "x:1"
     brokers.by_address["x:1"] = gone = Broker()
     gone.script.extend(["refuse connection"] * 9)
-    brokers.brokers = lambda: {"a": "a:1"}  # type: ignore[method-assign]
     send_all(made, 2)
     assert brokers["a"].end == 20
+
+
+@pytest.mark.parametrize("registered", [None, {}], ids=["registry away", "broker not known"])
+def test_a_broker_is_looked_for_where_it_was_while_the_registry_does_not_know(
+    registered: dict[str, str] | None,
+) -> None:
+    brokers = Brokers("a")
+    brokers["a"].script.append("lose")
+    made, pauses = sender(brokers)
+    brokers.registered = registered
+    send_all(made, 2)
+    assert (brokers["a"].end, pauses) == (20, [0.5])
+
+
+def test_no_rows_go_to_another_broker_that_has_the_address_now() -> None:
+    """Containers that start again get each other's addresses: its topic has a queue of that number, too."""
+    brokers = Brokers("a")
+    brokers["a"].script.extend(["lose"])
+    made, pauses = sender(brokers, retries=2)
+    brokers.registered = {"b": "a:1"}
+    with pytest.raises(WriteFailedError, match=r"broker 'a'.* tried 3 times: no route to 'a'"):
+        send_all(made, 1)
+    assert brokers["a"].stored == []
+    assert pauses == [0.5, 1.0]
 
 
 def test_a_broker_that_nobody_knows_is_an_error() -> None:
     brokers = Brokers("a")
     made, _ = sender(brokers, retries=1)
-    with pytest.raises(WriteFailedError, match="know of no master"):
+    with pytest.raises(WriteFailedError, match="no route to 'z'"):
         made.push(batch(0, broker="z"))
 
 
