@@ -45,24 +45,53 @@ _OF_CATALOGS_PREFIX: Final = "option."
 
 QueueMap = Mapping[QueueKey, int]
 
+Parser = Callable[[str, str], Any]
+"""Called with the name and the text of an option, which has no blanks around it."""
+
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mib": 1 << 20,
                  "mb": 1 << 20,
                  "g": 1 << 30, "gib": 1 << 30, "gb": 1 << 30}  # fmt: skip
-_DURATIONS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_LONGEST_TIMEOUT_MS: Final = 86_400_000
+"""Of sizes as Spark's own settings have them, other than ours (``settings.units``): a kb is 1024 bytes, in any case."""
+_DURATIONS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_NO_MOST: Final = 10**18
 _ALL_TAGS: Final = "*"
 _SYSTEM_PREFIXES: Final = (RESERVED_PREFIX, "rmq_sys_")
 
 
-def _text(name: str, text: str) -> str:
-    if not text.strip():
+def nonempty(name: str, text: str) -> str:
+    """Read a text."""
+    if not text:
         raise ConfigError(f"option {name} is empty", key=name)
-    return text.strip()
+    return text
+
+
+def _digits(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,19}", text):
+        raise ValueError(text)  # ``int`` takes more
+    return int(text)
+
+
+def _size_bytes(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(text)
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _duration_ms(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)", text.lower())
+    if match is None or match[2] not in _DURATIONS_MS:
+        raise ValueError(text)
+    return round(float(match[1]) * _DURATIONS_MS[match[2]])
+
+
+def _timeout_ms(text: str) -> int:
+    return _digits(text) if text.isdecimal() else _duration_ms(text)
 
 
 def _names(name: str, text: str) -> tuple[str, ...]:
     """Names between commas, or a JSON list of them."""
-    if text.strip().startswith("["):
+    if text.startswith("["):
         found = _json(name, text)
         if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
             raise ConfigError(f"option {name} is a JSON list of names, not {text!r}", key=name)
@@ -91,73 +120,50 @@ def _pattern(name: str, text: str) -> str:
     return text
 
 
-def _number(name: str, text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
-        raise ConfigError(f"option {name} is a whole number from 0 on, not {text!r}", key=name)
-    return int(text)
+def number(
+    least: int, most: int = _NO_MOST, parse: Callable[[str], int] = _digits, what: str = "a whole number"
+) -> Callable[[str, str], int]:
+    """Return a parser of a number; ``what`` is what the error calls it, before its bounds."""
+    bounds = f"from {least} on" if most == _NO_MOST else f"within {least}..{most}"
 
-
-def _positive(name: str, text: str) -> int:
-    if not re.fullmatch(r"0*[1-9][0-9]{0,17}", text.strip()):
-        raise ConfigError(f"option {name} is a whole number from 1 on, not {text!r}", key=name)
-    return int(text)
-
-
-def _timeout(name: str, text: str) -> int:
-    found = int(text) if re.fullmatch(r"\s*[0-9]{1,18}\s*", text) else round(_duration(name, text) * 1000)
-    if not 1 <= found <= _LONGEST_TIMEOUT_MS:
-        raise ConfigError(f"option {name} is 1 to {_LONGEST_TIMEOUT_MS} ms, not {text!r}", key=name)
-    return found
-
-
-def _size(name: str, text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in _UNITS:
-        raise ConfigError(f"option {name} is a size such as 268435456 or 256MiB, not {text!r}", key=name)
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _size_within(least: int, most: int, bounds: str) -> Callable[[str, str], int]:
-    """Return a parser of a size; ``bounds`` is what the error calls them."""
-
-    def parse(name: str, text: str) -> int:
-        found = _size(name, text)
+    def read(name: str, text: str) -> int:
+        try:
+            found = parse(text)
+        except (ValueError, ConfigError):
+            found = least - 1
         if not least <= found <= most:
-            raise ConfigError(f"option {name} is a size from {bounds}, not {text!r}", key=name)
+            raise ConfigError(f"option {name} is {what} {bounds}, not {text!r}", key=name)
         return found
 
-    return parse
+    return read
+
+
+_size: Final = partial(number, parse=_size_bytes, what="a size such as 268435456 or 256MiB")
 
 
 def _flag(name: str, text: str) -> bool:
-    value = text.strip().lower()
+    value = text.lower()
     if value not in {"true", "false"}:
         raise ConfigError(f"option {name} is true or false, not {text!r}", key=name)
     return value == "true"
 
 
 def _flag_or_auto(name: str, text: str) -> bool | None:
-    value = _one_of("auto", "true", "false")(name, text)
+    value = one_of("auto", "true", "false")(name, text)
     return None if value == "auto" else value == "true"
 
 
-def _one_of(*values: str, more: str = "") -> Callable[[str, str], str]:
+def one_of(*values: str, more: str = "") -> Callable[[str, str], str]:
     """Return a parser of some words; ``more`` names, in the error, what else the option may be."""
 
     def parse(name: str, text: str) -> str:
-        value = text.strip().lower()
+        value = text.lower()
         if value not in values:
-            raise ConfigError(f"option {name} is {' or '.join(values)}{more}, not {text!r}", key=name)
+            accepted = f"{' or '.join(values)}{more}"
+            raise ConfigError(f"option {name} is {accepted}, not {text!r}{suggest(value, values)}", key=name)
         return value
 
     return parse
-
-
-def _duration(name: str, text: str) -> float:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)", text.strip().lower())
-    if match is None or match[2] not in _DURATIONS_S:
-        raise ConfigError(f"option {name} is a duration such as 500ms, 30s or 15m, not {text!r}", key=name)
-    return float(match[1]) * _DURATIONS_S[match[2]]
 
 
 def parse_time(name: str, text: str) -> int:
@@ -260,74 +266,133 @@ def _offset(name: str, value: Any) -> int:
 
 def _offsets(*words: str) -> Callable[[str, str], str | QueueMap]:
     """Return a parser of some words, or of offsets in JSON."""
-    parse = _one_of(*words, more=f" or JSON such as {_MAP}")
-    return lambda name, text: _queue_map(name, text) if text.strip().startswith("{") else parse(name, text)
+    parse = one_of(*words, more=f" or JSON such as {_MAP}")
+    return lambda name, text: _queue_map(name, text) if text.startswith("{") else parse(name, text)
 
 
 def _secret_file(name: str, text: str) -> str:
     try:
-        return Path(text.strip()).read_text(encoding="utf-8").strip()
+        found = Path(text).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"option {name}: {text!r} cannot be read: {error}", key=name) from None
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise ConfigError(f"option {name}: {text!r} cannot be read: {reason}", key=name) from None
+    return nonempty(name, found)
 
 
 def _secret_variable(name: str, text: str) -> str:
-    found = os.environ.get(text.strip(), "")
+    found = os.environ.get(text, "")
     if not found:
         raise ConfigError(f"option {name}: there is no environment variable {text!r}, or it is empty", key=name)
     return found
 
 
-def option(parse: Callable[[str, str], Any], default: Any) -> Any:
-    """Declare the field of an option; ``parse`` is called with the option's name and text."""
+AUTH_OPTIONS: Final[Mapping[str, tuple[str, Parser]]] = {
+    "auth.accessKey": ("access_key", nonempty),
+    "auth.secretKey": ("secret_key", nonempty),
+    "auth.secretKeyFile": ("secret_key", _secret_file),
+    "auth.secretKeyEnv": ("secret_key", _secret_variable),
+}
+"""Who reads or writes, where servers ask: the fields that they set, ``""`` where nobody is named, and their parsers."""
+
+
+def option(parse: Parser, default: Any) -> Any:
+    """Declare the field of an option."""
     return field(default=default, metadata={"parse": parse})
+
+
+def declared_options(cls: type[Any]) -> dict[str, tuple[str, Parser]]:
+    """Return every option of a class, as documents spell it, with the field that it sets and its parser."""
+    own = {spelled(each.name): (each.name, each.metadata["parse"]) for each in fields(cls) if each.metadata}
+    return {**own, **AUTH_OPTIONS}
+
+
+def parse_options(
+    options: Mapping[str, str], declared: Mapping[str, tuple[str, Parser]], hints: Mapping[str, str], use: str
+) -> dict[str, Any]:
+    """Return the fields that options set, as Spark hands them over: names in any case, values as texts.
+
+    Args:
+        hints: What to say of options that there are not, by their names in lower case, or by what these begin with.
+        use: What the options are for.
+
+    Raises:
+        ConfigError: one is unknown, or has a value it cannot have, or two set one field.
+    """
+    names = {name.lower(): name for name in declared}
+    given: dict[str, Any] = {}
+    given_by: dict[str, str] = {}
+    for key, text in options.items():
+        lowered = key.strip().lower()
+        name = names.get(lowered)
+        if name is None:
+            hint = hints.get(lowered) or hints.get(lowered.partition(".")[0])
+            more = f": {hint}" if hint else f"{suggest(key, declared)}; options are {', '.join(sorted(declared))}"
+            raise ConfigError(f"there is no option {key!r} for {use}{more}", key=key)
+        where, parse = declared[name]
+        if where in given:
+            raise ConfigError(f"options {given_by[where]} and {key} say one thing: use one of them", key=name)
+        given[where], given_by[where] = parse(name, text.strip()), key
+    return given
+
+
+def require_both_keys(access_key: str, secret_key: str) -> None:
+    """Refuse one of the two without the other.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    if bool(access_key) != bool(secret_key):
+        raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """What to read, from where to where, and how. Field names are the options' in snake case, each with its parser."""
 
-    servers: str = option(_text, "")
-    store: str = option(_text, "")
-    broker_name: str = option(_text, "")
+    servers: str = option(nonempty, "")
+    store: str = option(nonempty, "")
+    broker_name: str = option(nonempty, "")
     topics: tuple[str, ...] | None = option(_names, None)
     topic_pattern: str | None = option(_pattern, None)
     assign: Mapping[str, Mapping[str, tuple[int, ...]]] | None = option(_assignment, None)
-    scan: str = option(_one_of("log"), "")
+    scan: str = option(one_of("log"), "")
     columns: tuple[str, ...] = option(lambda _, text: parse_columns(text), DEFAULT_COLUMNS)
     tags: tuple[str, ...] | None = option(_tags, None)
     keys: tuple[str, ...] | None = option(_names, None)
     starting_offsets: str | Mapping[QueueKey, int] = option(_offsets(EARLIEST, LATEST, COMMITTED), "")
     starting_timestamp: int | None = option(parse_time, None)
     starting_offsets_by_timestamp: Mapping[QueueKey, int] | None = option(partial(_queue_map, is_time=True), None)
-    starting_timestamp_strategy: str = option(_one_of(ERROR, LATEST), ERROR)
-    starting_fallback: str = option(_one_of(LATEST, EARLIEST, ERROR), LATEST)
+    starting_timestamp_strategy: str = option(one_of(ERROR, LATEST), ERROR)
+    starting_fallback: str = option(one_of(LATEST, EARLIEST, ERROR), LATEST)
     ending_offsets: str | Mapping[QueueKey, int] = option(_offsets(LATEST), LATEST)
     ending_timestamp: int | None = option(parse_time, None)
     ending_offsets_by_timestamp: Mapping[QueueKey, int] | None = option(partial(_queue_map, is_time=True), None)
-    group: str = option(_text, "")
+    group: str = option(nonempty, "")
     commit_offsets: bool = option(_flag, True)
-    max_bytes_per_trigger: int = option(_size, 256 << 20)
-    max_offsets_per_trigger: int = option(_number, 0)
-    min_offsets_per_trigger: int = option(_number, 0)
-    max_trigger_delay: float = option(_duration, 900.0)
-    max_bytes_per_partition: int = option(_size, 64 << 20)
-    min_partitions: int = option(_number, 0)
-    max_records_per_partition: int = option(_number, 0)
+    max_bytes_per_trigger: int = option(_size(0), 256 << 20)
+    max_offsets_per_trigger: int = option(number(0), 0)
+    min_offsets_per_trigger: int = option(number(0), 0)
+    max_trigger_delay: int = option(number(0, parse=_duration_ms, what="a duration such as 500ms, 30s or 15m"), 900_000)
+    """In ms."""
+    max_bytes_per_partition: int = option(_size(0), 64 << 20)
+    min_partitions: int = option(number(0), 0)
+    max_records_per_partition: int = option(number(0), 0)
     coalesce_queues: bool | None = option(_flag_or_auto, None)
     fail_on_data_loss: bool = option(_flag, True)
-    new_queues: str = option(_one_of(EARLIEST, LATEST), EARLIEST)
-    batch_rows: int = option(_positive, 65536)
-    batch_bytes: int = option(_size_within(1, 1 << 30, "1 byte to 1 GiB"), 16 << 20)
+    new_queues: str = option(one_of(EARLIEST, LATEST), EARLIEST)
+    batch_rows: int = option(number(1), 65536)
+    batch_bytes: int = option(_size(1, 1 << 30), 16 << 20)
     include_system_topics: bool = option(_flag, False)
     include_retry_topics: bool = option(_flag, False)
     verify_crc: bool = option(_flag, False)
-    pull_batch_bytes: int = option(_size_within(64 << 10, 8 << 20, "64 KiB to 8 MiB"), 4 << 20)
-    pull_timeout_ms: int = option(_timeout, 10_000)
-    retries: int = option(_number, 3)
+    pull_batch_bytes: int = option(_size(64 << 10, 8 << 20), 4 << 20)
+    pull_timeout_ms: int = option(
+        number(1, 86_400_000, _timeout_ms, "a number of ms or a duration such as 30s"), 10_000
+    )
+    retries: int = option(number(0), 3)
     require_brokers: tuple[str, ...] = option(_names, ())
-    auth_access_key: str = field(default="", repr=False)
-    auth_secret_key: str = field(default="", repr=False)
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -340,23 +405,7 @@ class ReadOptions:
             raise ConfigError(
                 f"name servers or store, and topics: there is no option at all; {TABLE_REMEDY}", key="servers"
             )
-        given: dict[str, Any] = {}
-        for key, text in options.items():
-            lowered = key.strip().lower()
-            known = _OPTIONS.get(lowered)
-            if known is None:
-                hint = _HINTS.get(lowered) or _HINTS.get(lowered.partition(".")[0])
-                more = (
-                    f": {hint}"
-                    if hint
-                    else f"{suggest(key, OPTION_NAMES)}; options are {', '.join(sorted(OPTION_NAMES))}"
-                )
-                raise ConfigError(f"there is no option {key!r}{more}", key=key)
-            name, where, parse = known
-            if where in given:
-                raise ConfigError(f"option {name} is given twice", key=name)
-            given[where] = parse(name, text)
-        found = cls(**given)
+        found = cls(**parse_options(options, _OPTIONS, _HINTS, "reading"))
         found._check()
         return found
 
@@ -389,8 +438,7 @@ class ReadOptions:
             raise ConfigError("brokerName goes with store: brokers say their names themselves", key="brokerName")
         if self.require_brokers and self.store:
             raise ConfigError("requireBrokers goes with servers: a folder is the log of one", key="requireBrokers")
-        if bool(self.auth_access_key) != bool(self.auth_secret_key):
-            raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
+        require_both_keys(self.access_key, self.secret_key)
         if self.is_log_mode:
             self._check_log_mode()
 
@@ -426,7 +474,7 @@ class ReadOptions:
         if self.store:
             return StoreSource(self.store, self.broker_name)
         return ServersSource(
-            self.servers, self.auth_access_key, self.auth_secret_key, self.pull_timeout_ms, self.retries, self.group
+            self.servers, self.access_key, self.secret_key, self.pull_timeout_ms, self.retries, self.group
         )
 
     def wants_topic(self, topic: str) -> bool:
@@ -483,15 +531,7 @@ def spelled(name: str) -> str:
     return first + "".join(other.capitalize() for other in others)
 
 
-_PARSERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
-    **{spelled(each.name): (each.name, each.metadata["parse"]) for each in fields(ReadOptions) if each.metadata},
-    "path": ("store", _text),
-    "auth.accessKey": ("auth_access_key", _text),
-    "auth.secretKey": ("auth_secret_key", _text),
-    "auth.secretKeyFile": ("auth_secret_key", _secret_file),
-    "auth.secretKeyEnv": ("auth_secret_key", _secret_variable),
-}
-_OPTIONS: Final = {name.lower(): (name, *found) for name, found in _PARSERS.items()}
+_OPTIONS: Final = {**declared_options(ReadOptions), "path": ("store", nonempty)}
 
 _HINTS: Final = {
     "connectionsperexecutor": "a task has one connection to a broker; spark.executor.cores says how many there are",
@@ -507,5 +547,5 @@ _HINTS: Final = {
 }
 """Options of other sources, and of none yet."""
 
-OPTION_NAMES: Final = tuple(_PARSERS)
+OPTION_NAMES: Final = tuple(_OPTIONS)
 """Every option for reading, as documents spell it."""

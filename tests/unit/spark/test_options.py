@@ -48,12 +48,12 @@ def test_every_option_is_documented():
         ({"topic": "x"}, "did you mean 'topics'"),
         ({"stratingOffsets": "earliest"}, "did you mean 'startingOffsets'"),
         ({"zzz": "1"}, "options are assign"),
-        ({"connectionsPerExecutor": "4"}, "no option 'connectionsPerExecutor': a task has one connection"),
+        ({"connectionsPerExecutor": "4"}, "no option 'connectionsPerExecutor' for reading: a task has one connection"),
         ({"readFrom": "slave"}, "slaves are not asked"),
         ({"tls.caFile": "ca.pem"}, "do not speak TLS"),
         ({"kafka.bootstrap.servers": "a:1"}, "registries are named by servers"),
         ({"kafka.group.id": "g"}, "the name of a query is the option group"),
-        ({"kafka.security.protocol": "SSL"}, "'kafka.security.protocol': there is no Kafka client"),
+        ({"kafka.security.protocol": "SSL"}, "'kafka.security.protocol' for reading: there is no Kafka client"),
         ({"includeHeaders": "true"}, "headers are the column properties"),
         ({"store": "/x"}, "servers .* and store"),
         ({"scan": "log"}, "topics and scan"),
@@ -84,11 +84,11 @@ def test_every_option_is_documented():
         ({"topicPattern": ""}, "topicPattern is empty"),
         ({"startingOffsets": '{"t": {"b": {"0": 1, "0": 2}}}'}, "startingOffsets has '0' twice"),
         ({"assign": '{"t": {"b": [0]}, "t": {"b": [1]}}'}, "assign has 't' twice"),
-        ({"pullTimeoutMs": "1000000000000000"}, "is 1 to 86400000 ms"),
-        ({"pullTimeoutMs": "0"}, "is 1 to 86400000 ms"),
-        ({"pullTimeoutMs": "2d"}, "is 1 to 86400000 ms"),
+        ({"pullTimeoutMs": "1000000000000000"}, r"within 1\.\.86400000"),
+        ({"pullTimeoutMs": "0"}, r"within 1\.\.86400000"),
+        ({"pullTimeoutMs": "2d"}, r"within 1\.\.86400000"),
         ({"pullTimeoutMs": "soon"}, "a duration such as"),
-        ({"batchBytes": "2GiB"}, "1 GiB"),
+        ({"batchBytes": "2GiB"}, r"a size .* within 1\.\.1073741824"),
         ({"columns": "topics"}, "did you mean 'topic'"),
         ({"brokerName": "b"}, "goes with store"),
         ({"auth.accessKey": "me"}, "goes with auth.secretKey"),
@@ -96,6 +96,8 @@ def test_every_option_is_documented():
         ({"auth.secretKeyEnv": "HEADRACE_NO_SUCH"}, "no environment variable"),
         ({"tags": " || "}, "tag expression"),
         ({"group": " "}, "is empty"),
+        ({"auth.secretKey": "a", "auth.secretKeyEnv": "B"}, "auth.secretKey and auth.secretKeyEnv say one thing"),
+        ({"TOPICS": "a"}, "topics and TOPICS say one thing"),
     ],
 )
 def test_mistakes_are_named(options, says):
@@ -135,7 +137,7 @@ def test_secrets_are_never_shown(tmp_path):
     file = tmp_path / "secret"
     file.write_text("hush\n")
     options = parse(**{"auth.accessKey": "me", "auth.secretKeyFile": str(file)})
-    assert options.auth_secret_key == "hush"
+    assert options.secret_key == "hush"
     assert "hush" not in repr(options)
     assert "hush" not in repr(options.source)
     assert options.source.secret_key == "hush"
@@ -155,7 +157,7 @@ def test_values():
     assert options.starting_timestamp == 1769860800000
     assert options.ending_timestamp == 1700000000000
     assert options.tags == ("paid", "sent")
-    assert options.max_trigger_delay == 90.0
+    assert options.max_trigger_delay == 90_000
     assert options.columns == ("topic", "prop:x")
     assert parse(tags="*").tags is None
     assert parse_time("x", "2026-01-31T13:00:00+01:00") == 1769860800000

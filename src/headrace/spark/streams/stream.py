@@ -243,7 +243,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _waits_for_more(self, begin: Position, state: Snapshot) -> bool:
         """Whether minOffsetsPerTrigger has the batch wait."""
         least = self.options.min_offsets_per_trigger
-        if not least or time.monotonic() - self._last_batch_s >= self.options.max_trigger_delay:
+        if not least or (time.monotonic() - self._last_batch_s) * 1000 >= self.options.max_trigger_delay:
             return False
         rows = sum(max(0, queue.high - begin.offsets.get(key, queue.low)) for key, queue in each_state(state))
         return rows < least

@@ -8,15 +8,13 @@ Knows neither Spark nor sockets: a schema is anything with Spark's ``fields``. R
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headrace.errors import ConfigError
 from headrace.settings.units import parse_duration_ms, parse_size
-from headrace.spark.options import option, spelled
+from headrace.spark.options import declared_options, nonempty, number, one_of, option, parse_options, require_both_keys
 from headrace.spark.schema import suggest
 from headrace.spark.writing.encode import ROLE_NAMES
 from headrace.spark.writing.route import require_topic
@@ -58,28 +56,6 @@ _HINTS: Final = {
 # -- reading values ----------------------------------------------------------------------------------------------------
 
 
-def _text(name: str, value: str) -> str | None:
-    return value or None
-
-
-def _required(name: str, value: str) -> str:
-    if not value:
-        raise ConfigError(f"option {name} is empty", key=name)
-    return value
-
-
-def _one_of(*accepted: str) -> Any:
-    def read(name: str, value: str) -> str:
-        if value.lower() not in accepted:
-            raise ConfigError(
-                f"option {name} = {value!r} is not accepted{suggest(value, accepted)}: {', '.join(accepted)}",
-                key=name,
-            )
-        return value.lower()
-
-    return read
-
-
 def _ack(name: str, value: str) -> str:
     if value.lower() == "received":
         raise ConfigError(
@@ -87,8 +63,7 @@ def _ack(name: str, value: str) -> str:
             f"lost; accepted are {', '.join(ACKS)}",
             key=name,
         )
-    read: str = _one_of(*ACKS)(name, value)
-    return read
+    return one_of(*ACKS)(name, value)
 
 
 def _semantics(name: str, value: str) -> str:
@@ -98,21 +73,7 @@ def _semantics(name: str, value: str) -> str:
             f"sent again, or {TRANSACTIONAL}, which shows a write as a whole",
             key=name,
         )
-    read: str = _one_of(*SEMANTICS)(name, value)
-    return read
-
-
-def _number(least: int, most: int, parse: Any = int, what: str = "a whole number") -> Any:
-    def read(name: str, value: str) -> int:
-        try:
-            number = int(parse(value))
-        except (ValueError, ConfigError):
-            number = least - 1
-        if not least <= number <= most:
-            raise ConfigError(f"option {name} = {value!r} is not accepted: {what} within {least}..{most}", key=name)
-        return number
-
-    return read
+    return one_of(*SEMANTICS)(name, value)
 
 
 def _txn(name: str, value: str) -> str:
@@ -123,38 +84,20 @@ def _txn(name: str, value: str) -> str:
     return value
 
 
-def _secret(name: str, value: str) -> str:
-    if not value:
-        raise ConfigError(f"option {name} gives no secret key: it is empty", key=name)
-    return value
-
-
-def _secret_file(name: str, value: str) -> str:
-    try:
-        return _secret(name, Path(value).read_text(encoding="utf-8").strip())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
-        raise ConfigError(f"option {name} = {value!r} cannot be read: {reason}", key=name) from None
-
-
-def _secret_variable(name: str, value: str) -> str:
-    return _secret(name, os.environ.get(value, ""))
-
-
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """Everything a writer is told. ``parse`` checks it."""
 
-    servers: str = option(_required, "")
+    servers: str = option(nonempty, "")
     """Addresses of registries, ``host:9876``, several parted by ``;`` or ``,``. Required."""
 
-    topic: str | None = option(_required, None)
+    topic: str | None = option(nonempty, None)
     """Topic of all rows; overrides the column topic."""
 
     semantics: str = option(_semantics, IDEMPOTENT)
     """idempotent, transactional or at-least-once."""
 
-    key_column: str | None = option(_required, None)
+    key_column: str | None = option(nonempty, None)
     """Column by which duplicates are known, for rows that do not come in the same order when they are written again."""
 
     ack: str = option(_ack, STORED)
@@ -163,36 +106,36 @@ class WriteOptions:
     txn_id: str | None = option(_txn, None)
     """Identity of the write: by default the query's id, for a batch one of its own."""
 
-    epoch: int | None = option(_number(0, MAX_I64), None)
+    epoch: int | None = option(number(0, MAX_I64), None)
     """Number of a batch write within txnId; a lower or equal one is a repetition."""
 
-    extra_columns: str = option(_one_of(*EXTRA_COLUMNS), "error")
+    extra_columns: str = option(one_of(*EXTRA_COLUMNS), "error")
     """What becomes of columns that mean nothing here: error, properties (of their names), ignore."""
 
-    producer_group: str = option(_required, "spark_sink")
+    producer_group: str = option(nonempty, "spark_sink")
     """Name under which the broker sees the writer."""
 
-    batch_bytes: int = option(_number(1024, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 1MiB,"), 1 << 20)
+    batch_bytes: int = option(number(1024, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 1MiB,"), 1 << 20)
     """Bytes of one request."""
 
-    max_in_flight: int = option(_number(1, 64), 8)
+    max_in_flight: int = option(number(1, 64), 8)
     """Requests to a broker that may be unanswered."""
 
-    send_timeout_ms: int = option(_number(100, 3_600_000, parse_duration_ms, "milliseconds, or as 10s,"), 10_000)
+    send_timeout_ms: int = option(number(100, 3_600_000, parse_duration_ms, "milliseconds, or as 10s,"), 10_000)
     """How long one request may take."""
 
-    retries: int = option(_number(0, 1000), 3)
+    retries: int = option(number(0, 1000), 3)
     """How often a request is tried again, with pauses of 0.5, 1, 2, 4 and then 8 s, before the task fails."""
 
     max_message_bytes: int = option(
-        _number(1, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 4MiB,"), MAX_REQUEST_BYTES
+        number(1, MAX_REQUEST_BYTES, parse_size, "bytes, as 512KiB or 4MiB,"), MAX_REQUEST_BYTES
     )
     """A longer body is an error; the broker's own limit is remoting.max_message_bytes."""
 
-    access_key: str | None = None
+    access_key: str = ""
     """Who writes, where the broker asks."""
 
-    secret_key: str | None = field(default=None, repr=False)
+    secret_key: str = field(default="", repr=False)
     """What proves it; better in auth.secretKeyFile or auth.secretKeyEnv."""
 
     @classmethod
@@ -202,22 +145,12 @@ class WriteOptions:
         Raises:
             ConfigError: one is unknown or wrong, or a required one is missing.
         """
-        given: dict[str, str] = {}
-        for name, value in options.items():
-            if name.lower() in _BY_SPARK:
-                continue
-            known = _NAMES.get(name.lower())
-            if known is None:
-                hint = _HINTS.get(name.lower()) or _HINTS.get(name.lower().partition(".")[0])
-                more = f": {hint}" if hint else f"{suggest(name, _OPTIONS)}; there are {', '.join(_OPTIONS)}"
-                raise ConfigError(f"unknown option {name!r} for writing{more}", key=name)
-            given[known] = value.strip()
-        if not given.get("servers"):
+        ours = {name: text for name, text in options.items() if name.lower() not in _BY_SPARK}
+        given = parse_options(ours, _OPTIONS, _HINTS, "writing")
+        if "servers" not in given:
             hint = "" if given else f"; {TABLE_REMEDY}"
             raise ConfigError(f"option servers is missing: name a registry, host:9876{hint}", key="servers")
-        if sum(name.startswith(_SECRET) for name in given) > 1:
-            raise ConfigError("auth.secretKey, auth.secretKeyFile and auth.secretKeyEnv say one thing: use one of them")
-        made = cls(**{_OPTIONS[name][0]: _OPTIONS[name][1](name, value) for name, value in given.items()})
+        made = cls(**given)
         made._check()
         return made
 
@@ -225,8 +158,7 @@ class WriteOptions:
         """Check what options mean to each other."""
         if self.topic is not None:
             require_topic(self.topic)
-        if bool(self.access_key) != bool(self.secret_key):
-            raise ConfigError("auth.accessKey goes with auth.secretKey (or auth.secretKeyFile, auth.secretKeyEnv)")
+        require_both_keys(self.access_key, self.secret_key)
         if self.key_column is not None and self.semantics != IDEMPOTENT:
             raise ConfigError(
                 f"keyColumn belongs to semantics=idempotent, not to {self.semantics}: a column unique_key only names "
@@ -235,17 +167,7 @@ class WriteOptions:
             )
 
 
-_OPTIONS: Final[Mapping[str, tuple[str, Any]]] = {
-    **{spelled(each.name): (each.name, each.metadata["parse"]) for each in fields(WriteOptions) if each.metadata},
-    "auth.accessKey": ("access_key", _text),
-    "auth.secretKey": ("secret_key", _secret),
-    "auth.secretKeyFile": ("secret_key", _secret_file),
-    "auth.secretKeyEnv": ("secret_key", _secret_variable),
-}
-"""Every option as documents spell it, the field that it sets, and what reads its value."""
-_NAMES: Final = {name.lower(): name for name in _OPTIONS}
-_SECRET: Final = "auth.secretKey"
-"""How the options begin that give the secret key."""
+_OPTIONS: Final = declared_options(WriteOptions)
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ def require_ack(cluster: Cluster, ack: str, broker: str, address: str, topic: st
 def servers_of(options: WriteOptions) -> ServersSource:
     """Return the brokers to write to."""
     return ServersSource(
-        options.servers, options.access_key or "", options.secret_key or "", options.send_timeout_ms, options.retries
+        options.servers, options.access_key, options.secret_key, options.send_timeout_ms, options.retries
     )
 
 
