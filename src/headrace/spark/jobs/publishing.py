@@ -64,7 +64,7 @@ def closed_topics(config: JobConfig, topics: Iterable[str]) -> dict[str, str]:
     """
     from headrace.spark.connections import cluster_of  # noqa: PLC0415  # needs pyarrow
     from headrace.spark.writing.options import WriteOptions  # noqa: PLC0415  # needs pyspark
-    from headrace.spark.writing.plan import patiently, servers_of  # noqa: PLC0415  # needs pyspark
+    from headrace.spark.writing.plan import servers_of  # noqa: PLC0415  # needs pyspark
     from headrace.spark.writing.route import find_route  # noqa: PLC0415  # needs pyarrow
 
     options = WriteOptions.parse(_options(config))
@@ -72,7 +72,7 @@ def closed_topics(config: JobConfig, topics: Iterable[str]) -> dict[str, str]:
     closed = {}
     for topic in topics:
         try:
-            patiently(options, partial(find_route, cluster, topic))
+            find_route(cluster, topic, options.retries)
         except ConfigError as error:
             closed[topic] = str(error)
     return closed

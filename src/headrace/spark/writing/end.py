@@ -14,9 +14,10 @@ from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode, ResponseCode, response_name
 from headrace.spark.connections import cluster_of
 from headrace.spark.errors import ExtensionMissingError
+from headrace.spark.retry import insist
 from headrace.spark.writing.options import TRANSACTIONAL
 from headrace.spark.writing.partition_writer import Written
-from headrace.spark.writing.plan import WritePlan, patiently, servers_of
+from headrace.spark.writing.plan import WritePlan, servers_of
 from headrace.spark.writing.send import PASSING
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ def end_batch(
     cluster.remember(plan.addresses)
 
     def ask() -> None:
-        address = cluster.broker_address(broker, anew=True)
+        address = cluster.broker_address(broker)
         response = _call_long(cluster.client(address), ext, body)
         if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise ExtensionMissingError(options.semantics, address)
@@ -116,7 +117,7 @@ def end_batch(
             what = f"{ext['decision']} of txn {txn!r} epoch {epoch}"
             raise ClientError(f"broker {broker!r} refuses the {what}: {response_name(response.code)} {response.remark}")
 
-    patiently(options, ask)
+    insist(cluster, broker, f"the end of txn {txn!r}", options.retries, ask)
 
 
 def _call_long(client: BlockingClient, ext: Mapping[str, str], body: bytes) -> Command:

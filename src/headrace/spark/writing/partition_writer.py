@@ -22,9 +22,10 @@ from headrace.format.compression import COMPRESSED, GIVEN_AS_STORED, deflate
 from headrace.remoting.codec import decode_batch
 from headrace.remoting.codes import RequestCode
 from headrace.spark.connections import cluster_of
+from headrace.spark.retry import insist
 from headrace.spark.writing.encode import Encoder
 from headrace.spark.writing.options import AT_LEAST_ONCE, STORED, TRANSACTIONAL
-from headrace.spark.writing.plan import WritePlan, patiently, require_ack, servers_of
+from headrace.spark.writing.plan import WritePlan, require_ack, servers_of
 from headrace.spark.writing.route import NEW_TOPIC_QUEUES, TopicRoute, find_route
 from headrace.spark.writing.send import MAX_ROWS_IN_FLIGHT, Batch, SendCounters, Sender
 
@@ -133,7 +134,7 @@ class PartitionWriter:
         route = plan.route
         if route is None:
             live_only = plan.options.semantics == AT_LEAST_ONCE
-            route = patiently(plan.options, lambda: find_route(self._cluster, topic, live_only=live_only))
+            route = find_route(self._cluster, topic, plan.options.retries, live_only=live_only)
         if written.home:
             route = route.on_broker(written.home)
         if plan.options.ack != STORED:
@@ -150,7 +151,11 @@ class PartitionWriter:
             ConfigError: the broker does not answer as ``ack`` wants.
         """
         cluster, options = self._cluster, self._plan.options
-        patiently(options, lambda: require_ack(cluster, options.ack, broker, cluster.broker_address(broker), topic))
+
+        def ask() -> None:
+            require_ack(cluster, options.ack, broker, cluster.broker_address(broker), topic)
+
+        insist(cluster, broker, "its settings", options.retries, ask)
 
     def _push(self, sealed: list[Sealed]) -> None:
         for destination, seq, rows, born_ms, sys_flag, first_row, body in sealed:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final
 
 from pyspark.sql.types import StructType
 
-from headrace.errors import ConfigError, ConnectionLostError, InternalError, RequestTimeoutError, RouteNotFoundError
+from headrace.errors import ConfigError, ConnectionLostError, RequestTimeoutError, RouteNotFoundError
 from headrace.remoting.blocking import Cluster
 from headrace.remoting.codes import RequestCode, ResponseCode, response_name
 from headrace.spark.connections import cluster_of
-from headrace.spark.errors import ExtensionMissingError
+from headrace.spark.errors import REGISTRY, ExtensionMissingError
+from headrace.spark.retry import insist
 from headrace.spark.scan import ServersSource
 from headrace.spark.schema import MAY_LACK_ROWS
 from headrace.spark.writing.options import (
@@ -29,11 +30,9 @@ from headrace.spark.writing.options import (
     WriteOptions,
 )
 from headrace.spark.writing.route import TopicRoute, find_route, home_broker
-from headrace.spark.writing.send import FIRST_PAUSE_S, LONGEST_PAUSE_S
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
 _PROBE: Final = b'{"topics":[],"log":false}'
 _ACK_SETTINGS: Final = {
     FLUSHED: ("flushDiskType", "SYNC_FLUSH", "store.durability=fsync"),
@@ -82,11 +81,10 @@ def plan_write(options: Mapping[str, str], schema: StructType, overwrite: bool) 
     if is_numbered(parsed, columns):
         _require_all_rows(schema)
     cluster = cluster_of(servers_of(parsed), use="write")
-    addresses = patiently(parsed, lambda: _masters(cluster))
+    addresses = insist(cluster, REGISTRY, "the list of brokers", parsed.retries, partial(_masters, cluster))
     route = None
     if parsed.topic is not None:
-        topic = parsed.topic
-        route = patiently(parsed, lambda: find_route(cluster, topic, live_only=parsed.semantics == AT_LEAST_ONCE))
+        route = find_route(cluster, parsed.topic, parsed.retries, live_only=parsed.semantics == AT_LEAST_ONCE)
     asked = {broker for broker, _ in route.queues} if route is not None else set(addresses)
     unasked = frozenset(
         broker for broker in sorted(asked) if not _has_abilities(cluster, parsed, broker, addresses.get(broker))
@@ -120,20 +118,10 @@ def _require_all_rows(schema: StructType) -> None:
 
 
 def _masters(cluster: Cluster) -> dict[str, str]:
-    """Return the masters by broker name.
-
-    Raises:
-        ConnectionLostError: there is none, as while the only broker restarts, or no registry answers.
-    """
-    servers = ";".join(cluster.servers)
-    try:
-        found = cluster.brokers()
-    except (ConnectionLostError, RequestTimeoutError) as error:
-        raise ConnectionLostError(
-            servers, f"no registry served the list of brokers ({error}); servers names registries, host:9876"
-        ) from None
+    """Return the masters by broker name. Raises: also where there is none, as while the only broker restarts."""
+    found = cluster.brokers()
     if not found:
-        raise ConnectionLostError(servers, "the registries know of no broker")
+        raise RouteNotFoundError("any broker", ";".join(cluster.servers))
     return found
 
 
@@ -205,22 +193,3 @@ def servers_of(options: WriteOptions) -> ServersSource:
     return ServersSource(
         options.servers, options.access_key, options.secret_key, options.send_timeout_ms, options.retries
     )
-
-
-def patiently(options: WriteOptions, ask: Callable[[], Result]) -> Result:
-    """Return an answer, asked for again when nobody answers, or nobody knows where the broker is.
-
-    Raises:
-        ClientError: nobody answered after ``retries``.
-    """
-    pause_s = FIRST_PAUSE_S
-    for left in range(options.retries, -1, -1):
-        try:
-            return ask()
-        except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
-            if not left:
-                raise
-            logger.warning("no answer, asked again left=%d pause_s=%.1f error=%s", left, pause_s, error)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-    raise InternalError("the last try neither returned nor raised")

@@ -21,12 +21,15 @@ import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from headrace.errors import ConfigError, ConnectionLostError, RequestTimeoutError, RouteNotFoundError
 from headrace.format.names import MAX_TOPIC_BYTES, RESERVED_PREFIX
 from headrace.remoting.blocking import MASTER, Cluster, Route
 from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.spark.errors import REGISTRY
+from headrace.spark.retry import insist
 from headrace.spark.writing.encode import sharding_hash
 
 logger = logging.getLogger(__name__)
@@ -108,16 +111,21 @@ def plan_route(topic: str, route: Route, *, live_only: bool = False, template: s
     return TopicRoute(topic, tuple((broker, queue_id) for queue_id, broker in queues), template)
 
 
-def find_route(cluster: Cluster, topic: str, *, live_only: bool = False) -> TopicRoute:
+def find_route(cluster: Cluster, topic: str, retries: int, *, live_only: bool = False) -> TopicRoute:
     """Return the route of a topic, or the one it will have.
 
     A topic that does not exist comes to be as with other producers: each broker that gets a message for it makes it.
 
     Raises:
         ConfigError: the name cannot be a topic's, or there is no such topic and none may be made.
-        ClientError: the registries do not answer, or know of no broker.
+        BrokerGoneError: the registries do not answer, or know of no broker.
     """
     require_topic(topic)
+    ask = partial(_find_route, cluster, topic, live_only=live_only)
+    return insist(cluster, REGISTRY, f"the route of topic {topic!r}", retries, ask)
+
+
+def _find_route(cluster: Cluster, topic: str, *, live_only: bool) -> TopicRoute:
     try:
         return plan_route(topic, cluster.route(topic), live_only=live_only)
     except RouteNotFoundError:
@@ -132,7 +140,7 @@ def find_route(cluster: Cluster, topic: str, *, live_only: bool = False) -> Topi
             return plan_route(topic, Route(found.brokers, queues), template=template)
     if not cluster.brokers():
         # As while the only one restarts: its topics come back with it.
-        raise ConnectionLostError(";".join(cluster.servers), "the registries know of no broker")
+        raise RouteNotFoundError("any broker", ";".join(cluster.servers))
     raise ConfigError(
         f"topic {topic!r} does not exist, and no broker of {';'.join(cluster.servers)} makes topics by itself "
         "(remoting.auto_create_topics): create it first",

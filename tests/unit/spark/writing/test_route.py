@@ -9,6 +9,7 @@ import pytest
 from headrace.errors import ConfigError, ConnectionLostError, RouteNotFoundError
 from headrace.remoting.blocking import Cluster, QueueData, Route
 from headrace.remoting.codec import Command
+from headrace.spark.errors import BrokerGoneError
 from headrace.spark.writing.route import find_route, home_broker, plan_route
 
 MASTERS = {"a": {0: "a:1"}, "b": {0: "b:1", 1: "b:2"}}
@@ -89,12 +90,12 @@ def test_a_lost_master_keeps_its_place_unless_nobody_minds() -> None:
 def test_a_topic_that_does_not_exist_is_planned_from_its_template() -> None:
     """As other producers do: at most four queues, at most the template's."""
     template = Route(MASTERS, (QueueData("a", 8, 8, 7), QueueData("b", 8, 1, 7)))
-    found = find_route(cluster(TBW102=template), "new")
+    found = find_route(cluster(TBW102=template), "new", 0)
     assert found == plan_route("new", template, template="TBW102")
     assert found.template == "TBW102"
     assert found.queues == (("a", 0), ("b", 0), ("a", 1), ("a", 2), ("a", 3))
-    assert find_route(cluster(DEFAULT_TOPIC=template), "new").template == "DEFAULT_TOPIC"
-    assert find_route(cluster(new=TWO, TBW102=template), "new").template == ""
+    assert find_route(cluster(DEFAULT_TOPIC=template), "new", 0).template == "DEFAULT_TOPIC"
+    assert find_route(cluster(new=TWO, TBW102=template), "new", 0).template == ""
 
 
 def test_brokers_that_make_no_topics_are_left_out() -> None:
@@ -103,32 +104,32 @@ def test_brokers_that_make_no_topics_are_left_out() -> None:
     registry = Registry(TBW102=template)
     registry.configurations["a:1"] = b"aclEnable=false\nautoCreateTopicEnable=false\n"
     registry.configurations["b:1"] = ConnectionLostError("b:1", "gone")
-    assert find_route(cast(Cluster, registry), "new").queues == (("b", 0),)
+    assert find_route(cast(Cluster, registry), "new", 0).queues == (("b", 0),)
     registry.configurations["b:1"] = b"autoCreateTopicEnable=false\n"
     with pytest.raises(ConfigError, match="no broker of r:1 makes topics by itself"):
-        find_route(cast(Cluster, registry), "new")
+        find_route(cast(Cluster, registry), "new", 0)
 
 
 def test_a_topic_that_nobody_makes_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"'new' does not exist, and no broker of r:1 makes topics by itself"):
-        find_route(cluster(), "new")
+        find_route(cluster(), "new", 0)
     closed = Route(MASTERS, (QueueData("a", 8, 8, 1),))
     with pytest.raises(ConfigError, match="no broker may make it"):
-        find_route(cluster(TBW102=closed), "new")
+        find_route(cluster(TBW102=closed), "new", 0)
 
 
 def test_a_topic_is_not_missed_while_no_broker_is_known() -> None:
     """The only broker restarts: that passes, and whoever asks tries again."""
     registry = Registry()
     registry.masters = {}
-    with pytest.raises(ConnectionLostError, match="know of no broker"):
-        find_route(cast(Cluster, registry), "orders")
+    with pytest.raises(BrokerGoneError, match=r"the route of topic 'orders' in 1 attempts: .* r:1 know of none"):
+        find_route(cast(Cluster, registry), "orders", 0)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "%SYS%CONTROL", "x" * 128])
 def test_names_of_topics_are_checked(name: str) -> None:
     with pytest.raises(ConfigError, match="is no name of a topic"):
-        find_route(cluster(), name)
+        find_route(cluster(), name, 0)
 
 
 def test_a_transaction_has_one_home() -> None:
