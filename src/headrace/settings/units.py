@@ -33,7 +33,7 @@ def parse_size(text: str) -> int:
         ConfigError: no such unit, or not a whole number of bytes.
     """
     if INTEGER.fullmatch(text):
-        return int(text)
+        return _whole(Decimal(text), "bytes")
     match = SIZE.fullmatch(text)
     factor = SIZE_UNITS.get(match[2]) if match else None
     if match is None or factor is None:
@@ -48,7 +48,7 @@ def parse_duration_ms(text: str) -> int:
         ConfigError: no such unit, or not a whole number of milliseconds.
     """
     if INTEGER.fullmatch(text):
-        return int(text)
+        return _whole(Decimal(text), "milliseconds")
     if not DURATION.fullmatch(text):
         raise ConfigError(f"a duration is a number of milliseconds or numbers with {', '.join(DURATION_UNITS_MS)}")
     parts = DURATION_PART.findall(text)
@@ -66,7 +66,7 @@ def parse_delays_ms(text: str) -> tuple[int, ...]:
 
 def _whole(number: Decimal, unit: str) -> int:
     """Return the number as an int, refusing a fraction of the smallest unit, and what no setting can take."""
-    if number >= 1 << 63:
+    if abs(number) >= 1 << 63:
         raise ConfigError(f"it is more than 2^63 {unit}")
     if number != number.to_integral_value():
         raise ConfigError(f"{number.normalize():f} is not a whole number of {unit}")

@@ -166,6 +166,8 @@ def test_a_name_of_the_broker_is_that_of_a_store(tmp_path):
         ({"to": "/x", "wait_s": "inf"}, "a number is needed"),
         ({"to": "/x", "limit": "9" * 400}, "accepted is"),
         ({"to": "/x", "since": "9" * 19}, "years 1 to 9999"),
+        ({"to": "/x", "since": "9" * 5000}, "a time is"),
+        ({"to": "/x", "split_bytes": "9" * 5000}, r"--split-bytes .* it is more than 2\^63 bytes"),
         ({"to": "/x", "since": "-999999d"}, "years 1 to 9999"),
         ({"to": "file:///x"}, "no URL"),
         ({"to": Path("s3a://bucket/x")}, "no URL"),

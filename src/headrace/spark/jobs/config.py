@@ -390,9 +390,9 @@ def _read_time(value: Any) -> int:
     now_ms = time.time_ns() // NANOSECONDS_PER_MS
     if text == "now":
         return now_ms
-    if text.isdecimal() and (len(text) > 8 or text == "0"):
-        return int(text)
     try:
+        if text.isdecimal() and (len(text) > 8 or text == "0"):
+            return int(text)
         if text.startswith("-"):
             return now_ms - parse_duration_ms(text[1:])
         return first_ms(datetime.fromisoformat(text))
