@@ -180,6 +180,23 @@ def test_wrong_options_name_themselves(given, says):
         Example.parse(given)
 
 
+@pytest.mark.parametrize("job", ["verify", "rebuild"])
+@pytest.mark.parametrize("levels", ["", "soon", "1s 5 apples"])
+def test_delay_levels_are_read_before_spark_starts(job, levels, tmp_path):
+    (tmp_path / "commitlog").mkdir()
+    given = {"store": str(tmp_path), "delay_levels": levels} | (
+        {"to": str(tmp_path / "new")} if job == "rebuild" else {}
+    )
+    with pytest.raises(ConfigError, match="--delay-levels"):
+        load_job(job).config.parse(given)
+
+
+def test_a_tolerance_is_a_time_that_tasks_can_reckon_with(tmp_path):
+    (tmp_path / "commitlog").mkdir()
+    with pytest.raises(ConfigError, match="--time-tolerance-ms"):
+        load_job("verify").config.parse({"store": str(tmp_path), "time_tolerance_ms": "9" * 18})
+
+
 def test_times():
     assert parse_time_ms("2026-01-31T12:00:00+01:00") == parse_time_ms("2026-01-31T11:00")
     assert parse_time_ms("1700000000000") == 1_700_000_000_000

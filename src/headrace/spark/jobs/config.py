@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_
 
 from headrace.errors import ConfigError, TopicNotFoundError
 from headrace.remoting.blocking.connection import split_servers
-from headrace.settings.units import parse_duration_ms, parse_size
+from headrace.settings.units import parse_delays_ms, parse_duration_ms, parse_size
 from headrace.spark.times import FIRST_MS, LAST_MS, first_ms
 
 Value = TypeVar("Value")
@@ -57,7 +57,7 @@ def option(
     help: str,
     least: float | None = None,
     most: float | None = None,
-    form: Literal["", "time", "servers", "text"] = "",
+    form: Literal["", "time", "servers", "delays", "text"] = "",
     metavar: str = "",
     required: bool = False,
 ) -> Value:
@@ -68,7 +68,8 @@ def option(
         help: One sentence for people, without the default.
         least: Smallest accepted number.
         most: Largest accepted number.
-        form: "time": a point in time, "servers": registries; see the module's text. "text": of which blanks are a part.
+        form: "time": a point in time, "servers": registries; see the module's text. "delays": as the setting
+            ``broker.delay_levels``. "text": of which blanks are a part.
         metavar: What stands for the value in the help; made of the type when empty.
         required: It has to be set; ``default`` is what stands for "not set".
     """
@@ -159,6 +160,8 @@ class JobOption:
             return parse_time_ms(value)
         if self.form == "servers":
             return _read_servers(value)
+        if self.form == "delays":
+            parse_delays_ms(_read_text(value))  # for what may be wrong with it
         if self.kind is bool:
             return _read_bool(value)
         if self.kind is Path:

@@ -57,7 +57,7 @@ class Config(JobConfig):
     index_slots: int = option(0, help="Slots of an index file; 0: as the store has them.", least=0, most=50_000_000)
     index_entries: int = option(0, help="Entries of an index file; 0: as the store has them.", least=0, most=50_000_000)
     split_bytes: int = option(64 * MIB, help="Bytes of log in a range.", least=64 * 1024, most=1 << 30)
-    delay_levels: str = option(DEFAULT_LEVELS, help="The broker's delay levels.", metavar="LIST")
+    delay_levels: str = option(DEFAULT_LEVELS, help="The broker's delay levels.", metavar="LIST", form="delays")
 
     def validate(self) -> None:
         """Check that there is a store, and one place for the result."""

@@ -45,8 +45,10 @@ class Config(JobConfig):
     index: bool = option(False, help="Also compare the key index with every record; takes about twice as long.")
     broker: str = option("", help="What to call the broker of --store; by default the folder's name.", metavar="NAME")
     split_bytes: int = option(64 * MIB, help="Bytes of log in a range.", least=64 * 1024, most=1 << 30)
-    time_tolerance_ms: int = option(1_000, help="How far store times may go back before it is noted.", least=0)
-    delay_levels: str = option(DEFAULT_LEVELS, help="The broker's delay levels.", metavar="LIST")
+    time_tolerance_ms: int = option(
+        1_000, help="How far store times may go back before it is noted.", least=0, most=10**12
+    )
+    delay_levels: str = option(DEFAULT_LEVELS, help="The broker's delay levels.", metavar="LIST", form="delays")
 
     def validate(self) -> None:
         """Check that there is one thing to look at."""
