@@ -331,7 +331,10 @@ def parse_options(
         where, parse = declared[name]
         if where in given:
             raise ConfigError(f"options {given_by[where]} and {key} say one thing: use one of them", key=name)
-        given[where], given_by[where] = parse(name, text.strip()), key
+        try:
+            given[where], given_by[where] = parse(name, text.strip()), key
+        except (ValueError, OverflowError, RecursionError) as error:  # of numbers, paths and JSON that nobody means
+            raise ConfigError(f"option {name} cannot be read: {error}", key=name) from None
     return given
 
 

@@ -98,6 +98,11 @@ def test_every_option_is_documented():
         ({"group": " "}, "is empty"),
         ({"auth.secretKey": "a", "auth.secretKeyEnv": "B"}, "auth.secretKey and auth.secretKeyEnv say one thing"),
         ({"TOPICS": "a"}, "topics and TOPICS say one thing"),
+        ({"keys": "[" * 100_000}, "option keys cannot be read"),
+        ({"topicPattern": "a{99999999999}"}, "option topicPattern cannot be read"),
+        ({"maxTriggerDelay": "1" * 400 + "d"}, "option maxTriggerDelay cannot be read"),
+        ({"auth.secretKeyFile": "\0"}, "option auth.secretKeyFile cannot be read"),
+        ({"auth.secretKeyEnv": "\ud800"}, "option auth.secretKeyEnv cannot be read"),
     ],
 )
 def test_mistakes_are_named(options, says):
