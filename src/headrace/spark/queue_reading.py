@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import RemotingRefusedError
-from headrace.remoting.blocking import BlockingClient, Cluster, Pulled, read_queue_request, require
+from headrace.remoting.blocking import BlockingClient, Cluster, Pulled, Request, read_queue_request, require
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import ResponseCode
 from headrace.spark import connections
@@ -105,12 +105,11 @@ class QueueReading:
             if beside is not None:
                 beside.close()
 
-    def _request(self, wanted: QueueRange, low: int, high: int) -> tuple[int, dict[str, str], bytes]:
-        code, ext, body = read_queue_request(
+    def _request(self, wanted: QueueRange, low: int, high: int) -> Request:
+        return read_queue_request(
             wanted.topic, wanted.queue_id, low, high, self.pull_bytes,
             group=self.source.group, tags=self.tags, broker=wanted.broker,
         )  # fmt: skip
-        return code, dict(ext), body
 
     def _answer(self, response: Command, wanted: QueueRange, low: int, high: int, address: str) -> tuple[bytes, int]:
         """Return the records of an answer and up to where it goes."""

@@ -461,8 +461,8 @@ class ServersView:
         def ask() -> bytes:
             if broker in self._foreign:
                 return self.cluster.pull(broker, self.source.group or "spark", topic, queue_id, offset, 8).records
-            code, ext, payload = read_queue_request(topic, queue_id, offset, end, OVERRUN_BYTES, broker=broker)
-            return self.cluster.client(self.cluster.broker_address(broker)).call(code, ext, payload).body
+            request = read_queue_request(topic, queue_id, offset, end, OVERRUN_BYTES, broker=broker)
+            return self.cluster.client(self.cluster.broker_address(broker)).call(*request).body
 
         body = self.insist(broker, "a sample", ask)
         records = at = 0

@@ -1,4 +1,7 @@
-"""Asking a broker again while it is away or busy: a limited number of times in a row, with growing pauses."""
+"""Asking a broker again while it is away or busy: a limited number of times in a row, with growing pauses.
+
+Rows on their way have a loop of their own (``writing.send``): what goes again there is a window of requests, in order.
+"""
 
 from __future__ import annotations
 

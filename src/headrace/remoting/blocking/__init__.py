@@ -16,6 +16,5 @@ from headrace.remoting.blocking.cluster import Route as Route
 from headrace.remoting.blocking.cluster import require as require
 from headrace.remoting.blocking.connection import BlockingClient as BlockingClient
 from headrace.remoting.blocking.connection import Request as Request
-from headrace.remoting.blocking.reads import MAX_READ_BYTES as MAX_READ_BYTES
 from headrace.remoting.blocking.reads import read_log_request as read_log_request
 from headrace.remoting.blocking.reads import read_queue_request as read_queue_request

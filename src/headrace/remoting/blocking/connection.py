@@ -2,7 +2,8 @@
 
 A request is a frame out and a frame in, matched by number; ``call_many`` keeps a window of requests under way and hands
 the answers out in the order of the requests. Bodies are read from the socket into the bytes object that the caller
-gets: nothing is copied a second time, for a log is read in pieces of megabytes.
+gets: nothing is copied a second time, for a log is read in pieces of megabytes. ``remoting.client`` is for an event
+loop; what both share, frames as bytes, is the codec's.
 
 The connection is made by the first request and again by the first one after it was lost. Nothing is sent twice: whether
 a request that failed is tried again is for the caller, who knows what it does. After a time-out the connection is

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from headrace.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
     from headrace.remoting.blocking.connection import Request
-
-MAX_READ_BYTES: Final = 8 << 20
-"""What one READ_LOG or READ_QUEUE is answered with at most."""
 
 
 def read_log_request(offset: int, max_bytes: int, *, group: str = "", broker: str = "") -> Request:

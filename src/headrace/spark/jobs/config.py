@@ -15,6 +15,9 @@ The type of a field says how its text is read:
     X | None                                           None: it is not set
 
 An empty text stands for nothing: ``--since "$SINCE"`` with a variable that is not set must not mean "all".
+
+The settings of a broker (``settings.tree``) are declared alike and read otherwise: from a file and variables too, with
+the place of each, and none of them is a list, a time or nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import re
 import time
 import types
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, overload
@@ -244,12 +247,7 @@ class JobConfig:
         hints = get_type_hints(cls)
         common = {item.name for item in fields(JobConfig)}
         declared = [
-            JobOption(
-                name=item.name,
-                default=None if item.default is MISSING else item.default,
-                hint=hints[item.name],
-                **{key: item.metadata[key] for key in ("help", "least", "most", "form", "metavar", "required")},
-            )
+            JobOption(name=item.name, default=item.default, hint=hints[item.name], **item.metadata)
             for item in fields(cls)
             if item.name not in cls.without
         ]
