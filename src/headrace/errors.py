@@ -294,6 +294,7 @@ class ConnectionLostError(ClientError):
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"no connection to {address}: {reason}")
         self.address = address
+        self.reason = reason
 
 
 class NotConnectedError(ConnectionLostError):

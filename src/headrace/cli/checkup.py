@@ -7,6 +7,7 @@ a start from succeeding, a ``warning`` what a person should know. The broker may
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import resource
@@ -170,7 +171,15 @@ async def answers(address: str) -> bool:
     """Return whether somebody listens there."""
     host, port = parse_listener(address)
     host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    return port > 0 and await find_address_problem(format_address((host, port)), [], is_broker=False) == ""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError:  # also of port 0
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
 
 
 def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -> Iterator[Finding]:

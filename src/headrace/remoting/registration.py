@@ -25,13 +25,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.broker.topic import PERM_READ, PERM_WRITE, Topic, TopicConfig
-from headrace.errors import ClientError, ConfigError, NotConnectedError, ProtocolError, RequestTimeoutError
+from headrace.errors import (
+    ClientError,
+    ConfigError,
+    ConnectionLostError,
+    NotConnectedError,
+    ProtocolError,
+    RequestTimeoutError,
+)
 from headrace.format import fastjson
 from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.net.ports import listener_addresses
 from headrace.remoting import bodies
 from headrace.remoting.client import RemotingClient
-from headrace.remoting.codec import Command, decode_command, encode_request
+from headrace.remoting.codec import Command
 from headrace.remoting.codes import COMPLETE, RequestCode, ResponseCode
 from headrace.remoting.names import is_valid_topic
 from headrace.remoting.signature import signed_ext
@@ -60,7 +67,6 @@ starts (``registry.start_wait_ms``), before it tells clients who has come."""
 ENCODED_AT_ONCE: Final = 200
 """Topics: about a millisecond."""
 REACH_S: Final = 2.0
-_MOST_ANSWERED: Final = 1 << 20
 MAX_SHOWN: Final = 255
 """Characters of the name that another broker gives itself."""
 UNANSWERED_TO_HANG_UP: Final = 2
@@ -343,63 +349,38 @@ class Registrar:
 
 
 async def find_address_problem(
-    address: str, registries: Iterable[str], *, is_broker: bool = True, user: User | None = None, name: str = ""
+    address: str, registries: Iterable[str], *, user: User | None = None, name: str = ""
 ) -> str:
     """Return why clients could not use an advertised address; empty when there is nothing to say.
 
     Args:
-        is_broker: Whether who answers must be one that speaks RocketMQ's protocol; else it is enough to listen.
         user: Who signs what the broker is asked.
         name: The broker's, where it must be that one: the address may be another's.
     """
-    host, port = parse_address(address)
+    host = parse_address(address)[0]
     far = [registry for registry in registries if not is_loopback(_host_of(registry))]
     if is_loopback(host) and far:
         return f"the registry {far[0]} is not on this machine, but {host} leads every client to its own"
-    is_reached = False
+    ext = {} if user is None else signed_ext({}, b"", user.access_key, user.secret_key)
+    client = RemotingClient(connect_timeout_s=REACH_S)
     try:
-        async with asyncio.timeout(REACH_S):
-            reader, writer = await asyncio.open_connection(host, port)
-            is_reached = True
-            try:
-                answered_by = await _ask(reader, writer, user) if is_broker else ""
-            finally:
-                writer.close()
-    except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
-        return f"{address} is reached from here, but closes the connection without the answer of a RocketMQ broker"
-    except ProtocolError:
+        answer = await client.call(address, Command(RequestCode.GET_BROKER_CONFIG, ext), 2 * REACH_S)
+    except NotConnectedError as error:
+        return f"{address} cannot be reached from here ({error.reason})"
+    except ConnectionLostError as error:
+        return f"{address} is reached from here, but does not answer as a RocketMQ broker ({error.reason})"
+    except RequestTimeoutError:  # the system takes the connection, whoever listens
+        reason = "its process hangs or is stopped, or it is no broker"
+        return f"{address} is reached from here, but answers nothing within {2 * REACH_S:g} s: {reason}"
+    finally:
+        await client.close()
+    if answer.code not in (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION):  # a registry does not know the request
         return f"{address} is reached from here, but what answers there is no RocketMQ broker"
-    except TimeoutError:
-        if is_reached:  # the system takes the connection, whoever listens
-            reason = "its process hangs or is stopped, or it is no broker"
-            return f"{address} is reached from here, but answers nothing within {REACH_S:g} s: {reason}"
-        return f"{address} does not answer from here within {REACH_S:g} s"
-    except OSError as error:
-        return f"{address} cannot be reached from here ({error.strerror or error})"
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
+    lines = bytes(answer.body).decode(errors="replace").split("\n") if answer.code == ResponseCode.SUCCESS else []
+    answered_by = next((line.partition("=")[2].strip() for line in lines if line.startswith("brokerName=")), "")
     if name and answered_by not in ("", name.strip()):
         return f"{address} leads to another broker, {answered_by[:MAX_SHOWN]!r}, and not to {name}"
     return ""
-
-
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, user: User | None) -> str:
-    """Ask a broker its name, which is empty where it does not tell.
-
-    Raises:
-        ProtocolError, asyncio.IncompleteReadError: what answers is no broker.
-    """
-    ext = {} if user is None else signed_ext({}, b"", user.access_key, user.secret_key)
-    writer.write(encode_request(0, RequestCode.GET_BROKER_CONFIG, 1, ext=ext))
-    head = await reader.readexactly(4)
-    size = int.from_bytes(head, "big")
-    if not 0 < size <= _MOST_ANSWERED:
-        raise ProtocolError(f"an answer of {size} bytes")
-    answer = decode_command(head + await reader.readexactly(size))
-    if not answer.is_response or answer.code not in (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION):
-        raise ProtocolError("not the answer of a broker")  # a registry does not know the request
-    lines = bytes(answer.body).decode(errors="replace").split("\n") if answer.code == ResponseCode.SUCCESS else []
-    return next((line.partition("=")[2].strip() for line in lines if line.startswith("brokerName=")), "")
 
 
 def _host_of(address: str) -> str:

@@ -485,7 +485,6 @@ def test_address_that_clients_cannot_use_is_explained() -> None:
     async def test() -> None:
         async with registry() as server:
             assert "no RocketMQ broker" in await find_address_problem(server.address, ["127.0.0.1:9876"])
-            assert await find_address_problem(server.address, [], is_broker=False) == ""
             assert "every client to its own" in await find_address_problem(server.address, ["192.0.2.1:9876"])
             address = server.address
         for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\0\0\0\x04\0\0\0\0"):
@@ -498,7 +497,6 @@ def test_address_that_clients_cannot_use_is_explained() -> None:
                 port = other.sockets[0].getsockname()[1]
                 found = await find_address_problem(f"127.0.0.1:{port}", [])
                 assert "RocketMQ broker" in found, answer
-                assert await find_address_problem(f"127.0.0.1:{port}", [], is_broker=False) == ""
         assert "cannot be reached from here" in await find_address_problem(address, [])
 
     run(test)
@@ -511,7 +509,7 @@ def test_address_of_a_process_that_is_stopped_is_explained(monkeypatch: pytest.M
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as stopped:
             found = await find_address_problem(f"127.0.0.1:{stopped.getsockname()[1]}", [])
-        assert "is reached from here, but answers nothing within 0.1 s: its process hangs or is stopped" in found
+        assert "is reached from here, but answers nothing within 0.2 s: its process hangs or is stopped" in found
 
     run(test)
 
