@@ -233,7 +233,9 @@ class Statistics:
         item = self._items.get((name, key))
         if item is None:
             if len(self._items) >= self._most:
-                self._refuse()
+                if not self.refused:
+                    logger.warning("statistics full, new topics and groups are not counted limit=%d", self._most)
+                self.refused += 1
                 return None
             item = self._items[name, key] = StatsItem(self._now_ms)
         elif item.minute_slot != self._slot:
@@ -295,11 +297,6 @@ class Statistics:
         taken, self._counted = self._counted, []
         self._span += 1
         return taken
-
-    def _refuse(self) -> None:
-        if not self.refused:
-            logger.warning("statistics full, new topics and groups are not counted limit=%d", self._most)
-        self.refused += 1
 
     def note_put(
         self,

@@ -56,7 +56,8 @@ def import_file(file: Path) -> Imported:
     keys = list(read_keys(read_text(file), file))
     if not keys:
         raise ConfigError(f"{file}: no key found", origin=str(file))
-    system = recognise(keys)
+    # The broker that knows most of the keys.
+    system = max(SYSTEMS, key=lambda system: sum(system.find(found.key) is not None for found in keys))
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     notes: list[str] = []
@@ -76,11 +77,6 @@ def import_file(file: Path) -> Imported:
         origins[alias.path] = f"{found.key}, {origin}"
     check(values, origins)
     return Imported(toml=write_toml(system, file, values, origins, notes), warnings=tuple(warnings))
-
-
-def recognise(keys: Sequence[ForeignKey]) -> System:
-    """Return the broker that knows most of the keys."""
-    return max(SYSTEMS, key=lambda system: sum(system.find(found.key) is not None for found in keys))
 
 
 def unknown_key(key: str, system: System, origin: str) -> ConfigError:
@@ -197,7 +193,7 @@ def read_flags(text: str, file: Path) -> Iterator[ForeignKey]:
             if word in PASSED_ON:
                 continue
             match = FLAG.fullmatch(word)
-            if match and not (pending and is_negative(word)):
+            if match and not (pending and word[1:2].isdigit()):  # a negative number is a value
                 if pending:
                     add_flag(joined, pending, "true")
                 pending = ForeignKey(match[1], "", number)
@@ -226,11 +222,6 @@ def split_words(line: str, origin: str) -> list[str]:
         raise ConfigError(f"{origin}: {exc}: a quotation ends on the line on which it begins", origin=origin) from None
 
 
-def is_negative(word: str) -> bool:
-    """Tell a negative number from a flag."""
-    return word[1:2].isdigit()
-
-
 def add_flag(joined: dict[str, ForeignKey], flag: ForeignKey, text: str) -> None:
     """Note the value of a flag, after the values it already has."""
     before = joined.get(canonical(flag.key))
@@ -250,11 +241,6 @@ def read_value(alias: Alias, text: str, origin: str) -> object:
     return parse_text(FIELDS[alias.path], ours, origin)
 
 
-def read_duration(text: str) -> str:
-    """nsqd: Go durations; a plain number is milliseconds, as nsqd takes it."""
-    return str(parse_duration_ms(text))
-
-
 def read_address(text: str) -> str:
     """nsqd: ``host:port``. Unix sockets are not served."""
     if text.startswith(("/", "unix:")):
@@ -266,7 +252,7 @@ READERS: Final[Mapping[str, Callable[[str], str]]] = {
     "text": str,
     "address": read_address,
     "listen-port": lambda text: f"0.0.0.0:{int(text)}",  # not a bind: RocketMQ listens everywhere
-    "duration": read_duration,
+    "duration": lambda text: str(parse_duration_ms(text)),  # Go's; a plain number is milliseconds, as nsqd takes it
     "seconds": lambda text: str(int(text) * 1_000),
     "template-queues": lambda text: str(2 * int(text)),  # TBW102 has as many: half of our DEFAULT_TOPIC's
     "flush-type": {"SYNC_FLUSH": "fsync", "ASYNC_FLUSH": "async"}.__getitem__,

@@ -60,7 +60,7 @@ def read(
             raise ConfigError(
                 f"option {name} is given twice: since is startingTimestamp, until endingTimestamp", key=name
             )
-        found[name.lower()] = _option_text(value)
+        found[name.lower()] = str(value).lower() if isinstance(value, bool) else str(value)
     if not {"topics", "topicpattern", "assign", "scan"} & found.keys():
         found["scan"] = "log"
     if since is not None:
@@ -70,7 +70,3 @@ def read(
 
 def _joined(names: str | Sequence[str] | None) -> str | None:
     return names if names is None or isinstance(names, str) else ",".join(names)
-
-
-def _option_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -111,18 +111,14 @@ def parse_columns(text: str | Iterable[str]) -> tuple[str, ...]:
     return columns
 
 
-def arrow_type(column: str) -> pa.DataType:
-    """Return a column's Arrow type."""
-    return _ARROW_TYPES[COLUMNS.get(column, "string")]
-
-
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """Return the Arrow schema of batches with these columns, names as Spark has them.
 
     Raises:
         ConfigError: there is no such column.
     """
-    return pa.schema([pa.field(spark_name(column), arrow_type(column_of(column))) for column in columns])
+    types = [_ARROW_TYPES[COLUMNS.get(column_of(column), "string")] for column in columns]
+    return pa.schema([pa.field(spark_name(column), kind) for column, kind in zip(columns, types, strict=True)])
 
 
 def columns_of_schema(schema: StructType) -> tuple[str, ...]:

@@ -108,7 +108,9 @@ class Batch:
                     (*name, attempt.rows, [(*place, end) for place, end in attempt.ends.items()], list(attempt.runs))
                     for name, attempt in self.attempts.items()
                 ]  # runs do not change
-            self.saved = (*key, self.changed_ms, self.size, _saved_commit(self.commit), self.saved_attempts)
+            commit = self.commit
+            ended = None if commit is None else (commit.chosen, commit.rows, commit.done, commit.lost)
+            self.saved = (*key, self.changed_ms, self.size, ended, self.saved_attempts)
         return self.saved
 
     def position(self, commit: Commit) -> tuple[Run, int] | None:
@@ -123,7 +125,3 @@ class Batch:
             return None
         run = commit.runs[commit.index]
         return run, run.first + commit.done - commit.before
-
-
-def _saved_commit(commit: Commit | None) -> tuple[list[AttemptKey], int, int, int] | None:
-    return None if commit is None else (commit.chosen, commit.rows, commit.done, commit.lost)

@@ -15,14 +15,13 @@ from pyspark.sql import SparkSession
 
 from headrace.format.findings import Finding
 from headrace.spark.jobs.answers import ask_tasks
-from headrace.spark.jobs.archive_files import time_range
+from headrace.spark.jobs.archive_files import NEEDED, time_range
 from headrace.spark.jobs.archive_plan import read_plan
 from headrace.spark.jobs.manifest import FOLDER, PLAN, ArchiveError, ArchiveFile, data_files, load, sum_up
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import Summary
 
 _PLAN: Final = f"{FOLDER}/{PLAN}"
-COLUMNS: Final = ("topic", "queue_id", "queue_offset", "log_offset", "store_ts")
 
 
 def verify_archive(spark: SparkSession, root: Path, summary: Summary) -> tuple[list[Finding], list[Finding]]:
@@ -103,7 +102,7 @@ def _problems(path: Path, file: ArchiveFile) -> Iterator[tuple[str, str]]:
         yield "file_checksum", f"its CRC-32 is {crc:08x}, the manifest says {file.crc32:08x}"
         return
     try:
-        table = pq.ParquetFile(path).read(columns=list(COLUMNS))
+        table = pq.ParquetFile(path).read(columns=list(NEEDED))
     except (pa.ArrowException, OSError, ValueError) as error:
         yield "parquet", f"it is no Parquet file of an archive: {error}"
         return
