@@ -57,6 +57,14 @@ def resume(config):
     return plan
 
 
+def test_a_plan_that_holds_something_else_is_damaged(config):
+    """As one of another build: whole by its checksum."""
+    (config.to / FOLDER).mkdir(parents=True)
+    write(config.to / FOLDER / PLAN, seal({"version": VERSION, "epoch": 1}))
+    with pytest.raises(ArchiveError, match=r"plan\.json does not hold what it should .*; remove it"):
+        archive_plan.read_plan(config.to)
+
+
 def test_plan_is_carried_out_as_it_was(store, config):
     plan = leave_plan(config)
     assert resume(config) == plan

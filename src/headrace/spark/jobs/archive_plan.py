@@ -12,8 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from headrace.errors import ConfigError
 from headrace.spark.errors import DataLossError
 from headrace.spark.jobs.manifest import (
@@ -295,7 +293,6 @@ def read_plan(root: Path) -> Plan | None:
     """
     path = root / FOLDER / PLAN
     try:
-        payload = unseal(path, "remove it: files of that run then stay behind, which headrace job verify names")
+        return unseal(path, Plan, "remove it: files of that run then stay behind, which headrace job verify names")
     except FileNotFoundError:
         return None
-    return msgspec.convert(payload, Plan)

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -37,6 +37,8 @@ TEMPORARY: Final = "_tmp"
 PLAN: Final = "plan.json"
 LOCK: Final = "lock"
 _READ_BYTES: Final = 4 << 20
+_REMEDY: Final = "restore it from a copy, or remove it and the epochs behind it to have their messages archived anew"
+Sealed = TypeVar("Sealed")
 
 
 class ArchiveError(HeadraceError):
@@ -224,7 +226,7 @@ def load_epochs(root: Path) -> Manifest:
     manifest = Manifest(root, [])
     ends: dict[str, int] = {}
     for number, name in enumerate(names, start=1):
-        epoch = _read_epoch(folder / name)
+        epoch = unseal(folder / name, Epoch, _REMEDY)
         if epoch.epoch != number or name != epoch_name(number):
             raise ArchiveError(
                 f"{folder / epoch_name(number)} is missing, yet {name} is there: restore it from a copy, or remove "
@@ -269,12 +271,12 @@ def seal(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, "crc32": f"{_checksum(plain):08x}"}
 
 
-def unseal(path: Path, remedy: str) -> dict[str, Any]:
-    """Return a sealed JSON object without its checksum.
+def unseal(path: Path, kind: type[Sealed], remedy: str) -> Sealed:
+    """Return what a sealed JSON object holds; members that a newer Headrace added are passed over.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ArchiveError: it is damaged, or of a newer version.
+        ArchiveError: it is damaged, of a newer version, or holds something else.
     """
     try:
         payload = json.loads(path.read_text(encoding="utf-8"))
@@ -286,8 +288,10 @@ def unseal(path: Path, remedy: str) -> dict[str, Any]:
         raise ArchiveError(f"{path} has version {version}, this Headrace reads up to {VERSION}: use a newer one")
     if noted != f"{_checksum(payload):08x}":
         raise ArchiveError(f"{path} is damaged: it fails its checksum; {remedy}")
-    del payload["version"]
-    return payload  # type: ignore[no-any-return]  # json.loads returns Any
+    try:
+        return msgspec.convert(payload, kind)
+    except msgspec.ValidationError as error:
+        raise ArchiveError(f"{path} does not hold what it should ({error}); {remedy}") from None
 
 
 def write_json(path: Path, payload: object) -> None:
@@ -317,15 +321,6 @@ def data_files(root: Path) -> Iterator[str]:
         for name in sorted(names):
             if name.endswith(".parquet"):
                 yield Path(folder, name).relative_to(root).as_posix()
-
-
-def _read_epoch(path: Path) -> Epoch:
-    remedy = "restore it from a copy, or remove it and the epochs behind it to have their messages archived anew"
-    payload = unseal(path, remedy)
-    try:
-        return msgspec.convert(payload, Epoch)  # what a newer version added is passed over
-    except msgspec.ValidationError as error:
-        raise ArchiveError(f"{path} does not hold what an epoch should ({error}); {remedy}") from None
 
 
 def _checksum(payload: Mapping[str, Any]) -> int:
