@@ -124,7 +124,7 @@ class Position:
                 segments=_by_name(found.get("segments", {})),
                 start_ms=None if found.get("since") is None else int(found["since"]),
             )
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             raise PositionError(f"the checkpoint's offset is not one of format headrace: {found!r}") from error
 
     @property

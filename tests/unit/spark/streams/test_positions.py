@@ -32,7 +32,7 @@ def test_text_is_what_sentences_call_a_queue() -> None:
         {"q": []}, {"q": {"orders": 5}}, {"q": {"orders": {"broker-a": {"x": 1}}}}, {"log": [1]}, {"topics": "x"},
         {"topics": {"orders": 5}}, {"topics": {"orders": {"broker-a": "x"}}}, {"stores": {"broker-a": 5}},
         {"bytes": {"orders": "x"}}, {"bytes": 3}, {"segments": [1]}, {"segments": {"broker-a": None}}, {"first": 7},
-        {"lost": "x"}, {"since": []},
+        {"lost": "x"}, {"since": []}, {"stores": {"broker-a": {"a": 1}}}, {"since": 1e400},
     ],
     ids=str,
 )  # fmt: skip
