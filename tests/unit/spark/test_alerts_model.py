@@ -48,6 +48,15 @@ def test_only_models_of_before_are_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("pipeline-1*")) == ["pipeline-18", "pipeline-19"]
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", "5", "{}", '{"features": 5, "threshold": 1, "rows": 1, "variances": [], "made_ms": 1}']
+)
+def test_a_damaged_note_is_said_to_be_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"model\.json is damaged .*: make the model anew with --fit"):
+        alerts_model.load(tmp_path)
+
+
 def test_a_note_of_others_is_not_written_over(tmp_path: Path) -> None:
     """One that a run has written is, damaged or not; so is one of before there was a lock."""
     note = tmp_path / "model.json"

@@ -19,8 +19,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
@@ -158,8 +159,9 @@ def require_own(folder: Path) -> None:
     Raises:
         ConfigError: it is one.
     """
-    note = folder / "model.json"
-    if note.exists() and not (folder / LOCK).exists() and not (folder / _named_pipeline(folder) / "metadata").is_dir():
+    note, named = folder / "model.json", _named_pipeline(folder)
+    has_model = bool(named) and (folder / named / "metadata").is_dir()
+    if note.exists() and not (folder / LOCK).exists() and not has_model:
         raise ConfigError(
             f"--model {folder} holds {note}, which no job has written: name a new or an empty folder", key="model"
         )
@@ -185,10 +187,13 @@ def save(model: AlertModel, folder: Path) -> None:
 def _named_pipeline(folder: Path) -> str:
     """Return which pipeline the model in a folder has, empty where there is none or its note is damaged."""
     try:
-        note: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-        return str(note.get("pipeline", "pipeline"))
-    except (OSError, ValueError, AttributeError):
+        return _read_note(folder).pipeline
+    except (OSError, msgspec.DecodeError):
         return ""
+
+
+def _read_note(folder: Path) -> ModelNote:
+    return msgspec.json.decode((folder / "model.json").read_bytes(), type=ModelNote)
 
 
 def load(folder: Path) -> AlertModel:
@@ -200,11 +205,10 @@ def load(folder: Path) -> AlertModel:
     from pyspark.ml import PipelineModel  # noqa: PLC0415  # pyspark
 
     try:
-        content: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-        note = ModelNote(**content)
+        note = _read_note(folder)
     except FileNotFoundError:
         raise ConfigError(f"there is no model in {folder}: make one with --fit", key="model") from None
-    except (ValueError, TypeError) as error:
+    except msgspec.DecodeError as error:
         raise ConfigError(
             f"{folder}/model.json is damaged ({error}): make the model anew with --fit", key="model"
         ) from None
