@@ -9,7 +9,7 @@ Ref: docs/formats/side-files.md, "Side file".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +107,16 @@ class Epochs:
     def is_gap(self, first: int, end: int) -> bool:
         """Whether all of a range was left out, by one epoch or by several in a row."""
         return end <= self.behind(first)
+
+    def missing(self, runs: Iterable[tuple[int, int]], beginning: int) -> list[tuple[int, int]]:
+        """Return the ranges from ``beginning`` to the last of ``runs`` that neither stand in one nor were left out."""
+        found = []
+        for start, end in runs:
+            beginning = self.behind(beginning)
+            if beginning < start:
+                found.append((beginning, start))
+            beginning = max(beginning, end)
+        return found
 
     def ends_after(self, number: int) -> list[int]:
         """Return where the log ended each time when an epoch above ``number`` began."""

@@ -160,13 +160,7 @@ class StoreFiles:
         Where it began only a store of ours says: RocketMQ removes files.
         """
         beginning = self._epochs.beginning if self.store_id or not runs else runs[0][0]
-        ends = [beginning, *(run_end for _, run_end in runs)]
-        starts = [*(start for start, _ in runs), end]
-        return tuple(
-            (low, high)
-            for low, high in zip(ends, starts, strict=True)
-            if low < high and not self._epochs.is_gap(low, high)
-        )
+        return tuple(self._epochs.missing([*runs, (end, end)], beginning))
 
     def _visible_end(self) -> int:
         sequence, offset, is_damaged = decode_mark(read_mark(self._layout.durable_mark) or b"")

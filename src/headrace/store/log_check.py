@@ -102,7 +102,8 @@ class LogCheck:
                 ))  # fmt: skip
             if segment.size_bytes != size:
                 self._report_segment_size(segment, name)
-            if segment.first_offset > expected and not self.epochs.is_gap(expected, segment.first_offset):
+            expected = self.epochs.behind(expected)
+            if segment.first_offset > expected:
                 report.damage.append(findings.missing_segment(expected, segment.first_offset, name))
                 self.lost.add(LostRange(expected, segment.first_offset, "segment file is missing", name))
                 self.breaks.append(segment.first_offset)

@@ -53,14 +53,7 @@ _FOLIO_BYTES = 2 << 20
 def find_missing(log: CommitLog, epochs: Epochs) -> list[tuple[int, int]]:
     """Return the ranges of the log that stand in no file, in order, from its beginning to the newest segment."""
     size = log.segment_bytes
-    missing = []
-    expected = epochs.beginning
-    for index in sorted(log.segments):
-        expected = epochs.behind(expected)
-        if expected < index * size:
-            missing.append((expected, index * size))
-        expected = max(expected, (index + 1) * size)
-    return missing
+    return epochs.missing([(index * size, (index + 1) * size) for index in log.segments], epochs.beginning)
 
 
 @dataclass(frozen=True)

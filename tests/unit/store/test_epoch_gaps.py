@@ -234,3 +234,22 @@ def test_a_log_that_has_lost_what_lies_before_a_gap_begins_behind_it(bench: Stor
     assert (bench.store.log.first_offset, bench.store.missing) == (CUT, [(0, CUT)])
     assert bench.messages("t") == {2: b"new"}
     bench.close(whole=False)
+
+
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_what_is_missing_behind_a_gap_is_told_alike(bench: StoreBench, is_filled: bool) -> None:
+    """The gap itself is not: its file is blank, or was never made by an earlier build."""
+    bench.append("t", b"one")
+    cut_off(bench)
+    bench.append("t", *[bytes(1000)] * 100)
+    bench.close()
+    bench.segment(CUT).unlink()
+    if not is_filled:
+        bench.segment(SEGMENT_BYTES).unlink()
+    missing = [(CUT, CUT + SEGMENT_BYTES)]
+    found = [(f.physical_offset, f.end_offset) for f in bench.check().damage if f.kind in ("missing_segment", "hole")]
+    assert found == missing * 2
+    assert list(StoreFiles(bench.root).extent().missing) == missing
+    bench.open()
+    assert bench.store.missing == missing
+    bench.store.close()

@@ -183,13 +183,11 @@ class StoreCheck:
     def _check_files(self) -> None:
         """Files of the log that are missing or have another length."""
         # It begins where a store or its broker says: RocketMQ removes files.
-        expected = self.extent.origin if self._side.get("store") is None else self._epochs.beginning
+        beginning = self.extent.origin if self._side.get("store") is None else self._epochs.beginning
         size = self.extent.segment_bytes
-        for start, end in self.extent.runs:
-            if not self._epochs.is_gap(expected, start):
-                self._found.add(findings.missing_segment(expected, start))
-                self._lost.add(LostRange(expected, start, "segment file is missing", segment_file(expected, size)))
-            expected = end
+        for first, end in self._epochs.missing(self.extent.runs, beginning):
+            self._found.add(findings.missing_segment(first, end))
+            self._lost.add(LostRange(first, end, "segment file is missing", segment_file(first, size)))
         if self._layout is None:
             return
         paths = log_files(self._layout.commit_log)
