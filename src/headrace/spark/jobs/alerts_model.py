@@ -13,7 +13,6 @@ old one when ``model.json`` names it: until then, and for whoever is just readin
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
