@@ -19,9 +19,11 @@ from headrace.remoting.calls import Answered
 from headrace.remoting.codec import Command, decode_command
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.guard import Need
-from headrace.remoting.handlers.table import HANDLERS
+from headrace.remoting.handlers.gathered import write_alone
+from headrace.remoting.handlers.table import GATHERED, HANDLERS
 from headrace.remoting.handlers.transactions import ask_through
-from headrace.remoting.reply import Reply, refuse
+from headrace.remoting.peer import Peer
+from headrace.remoting.reply import Parts, Reply, refuse
 from headrace.remoting.request_connection import RequestConnection
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services, open_parts
@@ -86,6 +88,14 @@ class Asker(TypedDict, total=False):
 JAVA_4_9: Final[Asker] = {"version": 409, "language": "JAVA"}
 
 
+def handle(peer: Peer, command: Command) -> Reply | Parts | None:
+    """Do a request by itself, also one of those that are gathered."""
+    gathered = GATHERED.get(command.code)
+    if gathered is None:
+        return HANDLERS[command.code](peer, command)
+    return write_alone(peer.services.broker, lambda gathering: gathered(peer, command, gathering))
+
+
 class RecordingPeer:
     """A connection of which the test sees what is sent."""
 
@@ -135,7 +145,7 @@ class RecordingPeer:
         texts = {name: str(value) for name, value in (ext or {}).items()}
         command = Command(code, texts, body, **(JAVA_4_9 | asks))
         try:
-            reply = HANDLERS[code](self, command)
+            reply = handle(self, command)
             return all_of(reply) if isinstance(reply, Generator) else reply
         except (RequestError, StoreError) as error:
             return refuse(error)

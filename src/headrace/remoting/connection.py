@@ -25,7 +25,7 @@ from headrace.remoting.calls import Answered, PendingCalls
 from headrace.remoting.codec import Command, PullRequest, add_send, encode_request
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.handlers.pull import pull
-from headrace.remoting.handlers.table import GATHERED, HANDLERS
+from headrace.remoting.handlers.table import GATHERED, HANDLERS, SERVED
 from headrace.remoting.large_requests import is_large
 from headrace.remoting.long_answers import take_part
 from headrace.remoting.reading.known_pulls import LARGE_ANSWER_BYTES, PullReads
@@ -75,7 +75,7 @@ class RemotingConnection(RequestConnection):
     """
 
     server: RemotingServer
-    served_codes = HANDLERS.keys()
+    served_codes = SERVED
 
     def __init__(self, server: RemotingServer) -> None:
         super().__init__(server, server.reader_limits)
@@ -253,15 +253,14 @@ class RemotingConnection(RequestConnection):
                 if add_send(self.server.intake, self.server.limits, command):
                     return None  # it was only signed: it goes the common way, with those before and behind it
                 append_sends(self)  # those before it
-            handler = HANDLERS.get(code)
-            if handler is None:
+            if code not in SERVED:
                 self.refuse_unknown(command)
                 return None
             counters.requests[code] += 1
-            if code in GATHERED and isinstance(command, Command):
+            if code in GATHERED:
                 self._gather(command)
                 return None
-            reply = handler(self, command)
+            reply = HANDLERS[code](self, command)
             if reply is not None and not isinstance(reply, Reply):
                 return self._do_part(command, reply)
         except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there

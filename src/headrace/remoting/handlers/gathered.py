@@ -33,12 +33,3 @@ def write_alone(broker: Broker, gather: Callable[[Gathering], Reply | Callable[[
         return found
     gathering.publish()
     return found()
-
-
-def alone(handler: Gathered) -> Callable[[Peer, Command], Reply | None]:
-    """Return a handler that does each request by itself."""
-
-    def do(peer: Peer, command: Command) -> Reply | None:
-        return write_alone(peer.services.broker, lambda gathering: handler(peer, command, gathering))
-
-    return do

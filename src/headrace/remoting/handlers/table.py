@@ -29,7 +29,7 @@ from headrace.remoting.handlers import (
     topics,
     transactions,
 )
-from headrace.remoting.handlers.gathered import Gathered, alone
+from headrace.remoting.handlers.gathered import Gathered
 from headrace.remoting.reply import Parts, Reply
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ GATHERED: Final[Mapping[int, Gathered]] = {
     Code.END_TRANSACTION: transactions.end_transaction,
     Code.CONSUMER_SEND_MSG_BACK: messages.send_back,
 }
-"""Those of which the ones of a read are written together."""
+"""Those of which the ones of a read are written together; they are in no other table."""
 
 HANDLERS: Final[Mapping[int, Handler]] = {
     # sending
@@ -59,8 +59,6 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     Code.END_BATCH: sequenced.end_batch,
     Code.SEND_REPLY_MESSAGE: reply.send_reply,
     Code.SEND_REPLY_MESSAGE_V2: reply.send_reply,
-    Code.END_TRANSACTION: alone(transactions.end_transaction),
-    Code.CONSUMER_SEND_MSG_BACK: alone(messages.send_back),
     # consumers
     Code.PULL_MESSAGE: pull.pull_command,
     Code.LITE_PULL_MESSAGE: pull.pull_command,
@@ -119,3 +117,6 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     Code.GET_BROKER_CONFIG: statistics.get_config,
     Code.UPDATE_BROKER_CONFIG: statistics.update_config,
 }
+
+SERVED: Final = HANDLERS.keys() | GATHERED.keys()
+"""Codes of the requests that are done."""
