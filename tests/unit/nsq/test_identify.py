@@ -27,6 +27,12 @@ def refusal(body: bytes) -> bytes:
     return caught.value.data
 
 
+def test_the_version_has_one_plus_whatever_ours_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are no semver, by which nsqadmin orders nodes; ours has one where it is local, or not installed."""
+    monkeypatch.setattr("headrace.__version__", "0.1+local.1", raising=False)
+    assert negotiate()["version"] == "1.3.0+headrace.0.1.local.1"
+
+
 def test_answer_has_every_field_in_nsqds_order():
     """X-NET-08; nsq.md 1.5: clients rely on fields being there; the first byte is a brace."""
     profile, data = identify(b'{"feature_negotiation":true}', default_profile(SETTINGS), SETTINGS)
