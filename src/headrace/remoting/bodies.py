@@ -5,7 +5,6 @@ Ref: remoting.md 1.8, 4.4, 4.11.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -147,10 +146,7 @@ def member_int(given: Mapping[str, Any], name: str, default: int = 0, *, most: i
     value = given.get(name, default)
     if value is None:
         return default
-    number = value
-    if isinstance(value, str) and len(value) <= 20:  # digits of an i64
-        with contextlib.suppress(ValueError):
-            number = int(value)
+    number = int(value) if isinstance(value, str) and fields.NUMBER.fullmatch(value) else value
     if isinstance(number, int) and not isinstance(number, bool) and -most - 1 <= number <= most:
         return number
     shown = str(value)[:_LONGEST_SHOWN]

@@ -12,7 +12,7 @@ MAX_I64: Final = (1 << 63) - 1
 MAX_I32: Final = (1 << 31) - 1
 _LONGEST_SHOWN: Final = 64
 # What Java's parsers take, and int() takes more: spaces around, underscores within. Longer than any i64 would be slow.
-_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,24}")
+NUMBER: Final = re.compile(r"[+-]?[0-9]{1,24}")
 
 
 def text(ext: Mapping[str, str], name: str) -> str:
@@ -50,7 +50,7 @@ def number(ext: Mapping[str, str], name: str, default: int | None = None, *, mos
         if default is None:
             raise RequestRefusedError(f"the custom field <{name}> is missing")
         return default
-    result = int(value) if _NUMBER.fullmatch(value) else MAX_I64 + 1
+    result = int(value) if NUMBER.fullmatch(value) else MAX_I64 + 1
     if not -most - 1 <= result <= most:
         shown = value[:_LONGEST_SHOWN]
         raise RequestRefusedError(f"the custom field <{name}> is no valid number: {shown!r}")

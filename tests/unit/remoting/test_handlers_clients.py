@@ -684,10 +684,11 @@ def test_good_bye_frees_the_locks_of_its_own_connection_only(rig: RemotingRig) -
 
 
 @pytest.mark.parametrize(
-    ("queue_id", "code"), [(3, 0), ("3", 0), (1 << 31, 1), (str(1 << 31), 1), ("-99999999999999999999", 1), ("x", 1)]
+    ("queue_id", "code"),
+    [(3, 0), ("3", 0), (1 << 31, 1), (str(1 << 31), 1), ("-99999999999999999999", 1), ("x", 1), ("1_0", 1), (" 3", 1)],
 )
 def test_numbers_of_a_body_are_bounded_however_they_are_written(rig: RemotingRig, queue_id: object, code: int) -> None:
-    """As text, too."""
+    """As text, too: what Java takes for a number, of which Python takes more."""
     queue = {"brokerName": "broker-a", "topic": "T1", "queueId": queue_id}
     body = as_json({"consumerGroup": "G1", "clientId": "c1", "mqSet": [queue]})
     assert rig.peer().ask(41, body=body).code == code
