@@ -133,7 +133,7 @@ class RemotingClient:
         try:
             host, port = parse_peer(address)
         except ValueError:
-            raise ConnectionLostError(address, "an address is host:port") from None
+            raise NotConnectedError(address, "an address is host:port") from None
         timeout_s = self._connect_timeout_s
         try:
             async with asyncio.timeout(timeout_s):

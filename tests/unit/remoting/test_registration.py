@@ -498,6 +498,8 @@ def test_address_that_clients_cannot_use_is_explained() -> None:
                 found = await find_address_problem(f"127.0.0.1:{port}", [])
                 assert "RocketMQ broker" in found, answer
         assert "cannot be reached from here" in await find_address_problem(address, [])
+        nowhere = "127.0.0.1:0"  # what clients up to 4.4 make of port 2
+        assert "cannot be reached from here" in await find_address_problem(nowhere, [])
 
     run(test)
 
