@@ -417,6 +417,14 @@ def test_durations_have_units(text: str, duration_ms: int) -> None:
     assert parse_duration_ms(text) == duration_ms
 
 
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_numbers_beyond_decimal_arithmetic_are_refused(sign: str) -> None:
+    """With a million digits: what is asked of them must not be rounded first."""
+    for parse in (parse_size, parse_duration_ms):
+        with pytest.raises(ConfigError, match="more than 2\\^63"):
+            parse(sign + "9" * 1_000_001)
+
+
 @pytest.mark.parametrize("text", ["", "ms", "1 s", "0.1ms", "1y", "1ns", "9" * 5000])
 def test_other_durations_are_refused(text: str) -> None:
     """Fractions of a millisecond and unknown units are errors."""

@@ -66,7 +66,7 @@ def parse_delays_ms(text: str) -> tuple[int, ...]:
 
 def _whole(number: Decimal, unit: str) -> int:
     """Return the number as an int, refusing a fraction of the smallest unit, and what no setting can take."""
-    if abs(number) >= 1 << 63:
+    if not -(1 << 63) < number < 1 << 63:  # abs() would round it, and fail for a million digits
         raise ConfigError(f"it is more than 2^63 {unit}")
     if number != number.to_integral_value():
         raise ConfigError(f"{number.normalize():f} is not a whole number of {unit}")
