@@ -135,7 +135,8 @@ class RequestConnection(ServerConnection):
         server.refusal_log.note_no_memory(self.remote_address, str(error))
         command = error.command
         if command is not None and not command.is_response and not self.cause:
-            server.counters.requests[command.code] += command.code in self.served_codes
+            if command.code in self.served_codes:
+                server.counters.requests[command.code] += 1
             self.answer(command, Reply(ResponseCode.SYSTEM_ERROR, str(error)))
         self.leave("no memory")
 

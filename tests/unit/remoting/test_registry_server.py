@@ -134,6 +134,16 @@ def test_a_frame_without_memory_is_answered(caplog: pytest.LogCaptureFixture) ->
     assert [record.getMessage().partition(" client=")[0] for record in caplog.records] == ["no memory, client refused"]
 
 
+def test_a_frame_without_memory_of_an_unknown_code_is_no_request() -> None:
+    """Each such code had a row of its own in the metrics, of 0 requests: there are as many as a client likes."""
+    bench = Bench(max_frame_bytes=128 << 20)
+    frame = encode_request(0, 54_321, 7)
+    with little_memory():
+        (response,) = bench.link().send((len(frame) - 4 + (100 << 20)).to_bytes(4) + frame[4:] + bytes(100))
+    assert "no memory" in response.remark
+    assert 54_321 not in bench.server.counters.requests
+
+
 def test_responses_and_one_way_requests_get_no_answer() -> None:
     """remoting.md 1.4."""
     bench = Bench()
