@@ -1,5 +1,6 @@
 """headrace.settings: precedence, types, ranges, and errors that say what to do."""
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -417,12 +418,18 @@ def test_durations_have_units(text: str, duration_ms: int) -> None:
     assert parse_duration_ms(text) == duration_ms
 
 
-@pytest.mark.parametrize("sign", ["", "-"])
-def test_numbers_beyond_decimal_arithmetic_are_refused(sign: str) -> None:
-    """With a million digits: what is asked of them must not be rounded first."""
-    for parse in (parse_size, parse_duration_ms):
-        with pytest.raises(ConfigError, match="more than 2\\^63"):
-            parse(sign + "9" * 1_000_001)
+@pytest.mark.parametrize(
+    ("parse", "sign", "unit"),
+    [
+        *((parse, sign, "") for parse in (parse_size, parse_duration_ms) for sign in ("", "-")),
+        (parse_size, "", "MiB"),
+        (parse_duration_ms, "", "d"),
+    ],
+)
+def test_numbers_beyond_decimal_arithmetic_are_refused(parse: Callable[[str], int], sign: str, unit: str) -> None:
+    """With a million digits: what is asked of them must not be rounded or multiplied first."""
+    with pytest.raises(ConfigError, match="more than 2\\^63"):
+        parse(f"{sign}{'9' * 1_000_001}{unit}")
 
 
 @pytest.mark.parametrize("text", ["", "ms", "1 s", "0.1ms", "1y", "1ns", "9" * 5000])

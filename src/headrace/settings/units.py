@@ -24,6 +24,8 @@ SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)")
 DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 DURATION: Final = re.compile(rf"(?:{DURATION_PART.pattern})+")
 INTEGER: Final = re.compile(r"-?[0-9]+(?:_[0-9]+)*")
+_BEYOND: Final = Decimal(1 << 63)
+"""More than any setting can take: a product of what is far beyond it would overflow."""
 
 
 def parse_size(text: str) -> int:
@@ -38,7 +40,7 @@ def parse_size(text: str) -> int:
     factor = SIZE_UNITS.get(match[2]) if match else None
     if match is None or factor is None:
         raise ConfigError(f"a size is a number of bytes or a number with one of {', '.join(SIZE_UNITS)}")
-    return _whole(Decimal(match[1]) * factor, "bytes")
+    return _whole(min(Decimal(match[1]), _BEYOND) * factor, "bytes")
 
 
 def parse_duration_ms(text: str) -> int:
@@ -52,7 +54,8 @@ def parse_duration_ms(text: str) -> int:
     if not DURATION.fullmatch(text):
         raise ConfigError(f"a duration is a number of milliseconds or numbers with {', '.join(DURATION_UNITS_MS)}")
     parts = DURATION_PART.findall(text)
-    return _whole(sum((Decimal(number) * DURATION_UNITS_MS[unit] for number, unit in parts), Decimal()), "milliseconds")
+    times = (min(Decimal(number), _BEYOND) * DURATION_UNITS_MS[unit] for number, unit in parts)
+    return _whole(sum(times, Decimal()), "milliseconds")
 
 
 def parse_delays_ms(text: str) -> tuple[int, ...]:
@@ -66,7 +69,7 @@ def parse_delays_ms(text: str) -> tuple[int, ...]:
 
 def _whole(number: Decimal, unit: str) -> int:
     """Return the number as an int, refusing a fraction of the smallest unit, and what no setting can take."""
-    if not -(1 << 63) < number < 1 << 63:  # abs() would round it, and fail for a million digits
+    if not -_BEYOND <= number < _BEYOND:  # abs() would round it, and fail for a million digits
         raise ConfigError(f"it is more than 2^63 {unit}")
     if number != number.to_integral_value():
         raise ConfigError(f"{number.normalize():f} is not a whole number of {unit}")
