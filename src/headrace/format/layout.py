@@ -110,7 +110,8 @@ def _is_text(name: str) -> bool:
 def log_files(commit_log: Path) -> list[Path]:
     """Return the files of a log in their order; what else has such a name is passed over, as a start does."""
     with os.scandir(commit_log) as entries:
-        return sorted(Path(entry.path) for entry in entries if is_offset_name(entry.name) and entry.is_file())
+        paths = [Path(entry.path) for entry in entries if is_offset_name(entry.name)]
+    return sorted(path for path in paths if path.is_file())  # of an entry that is a link to itself it is an error
 
 
 def segment_file(physical_offset: int, segment_bytes: int) -> str:

@@ -46,7 +46,8 @@ class StoredQueue:
         found = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for entry in os.scandir(self.path):
-                if is_offset_name(entry.name) and entry.is_file():
+                # Of an entry that is a link to itself ``is_file`` is an error.
+                if is_offset_name(entry.name) and Path(entry.path).is_file():
                     found.append((int(entry.name), entry.stat().st_size))
         return sorted(found)
 

@@ -341,6 +341,24 @@ def test_what_is_no_file_is_named(
     StoreReader(bench.root).record_at(0, 100)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["commitlog/00000000000000065536", "commitlog/00000000000000262144", "consumequeue/t0/0/00000000000000000400"],
+)
+def test_a_link_to_itself_is_named(bench: StoreBench, name: str) -> None:
+    """Check, inspect and dump ended there, with nothing said of the rest."""
+    closed(bench)
+    path = bench.root / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+    report = bench.check()
+    assert report.exit_code == 1, report.to_json()
+    assert one(report, "special_file").file == name
+    inspect_store(bench.root)
+    list(dump_records(StoreReader(bench.root), Selection()))
+    list(dump_entries(StoreReader(bench.root), Selection()))
+
+
 @pytest.mark.parametrize("name", ["checkpoint.json", "store.json.bak", "durable"])
 def test_a_damaged_side_file_is_named(bench: StoreBench, name: str) -> None:
     """Side files' checksums; exit 1."""
