@@ -114,6 +114,13 @@ def log_files(commit_log: Path) -> list[Path]:
     return sorted(path for path in paths if path.is_file())  # of an entry that is a link to itself it is an error
 
 
+def no_log_files(commit_log: Path) -> list[Path]:
+    """Return what is named as a file of a log, and is none or a link that leads to none, in order."""
+    with os.scandir(commit_log) as entries:
+        paths = [Path(entry.path) for entry in entries if is_offset_name(entry.name)]
+    return sorted(path for path in paths if not path.is_file() and os.path.lexists(path))
+
+
 def segment_file(physical_offset: int, segment_bytes: int) -> str:
     """Return the file of the log that holds an offset, as reports show it: below the store's folder."""
     return f"{COMMIT_LOG}/{segment_name(physical_offset // segment_bytes * segment_bytes)}"

@@ -22,7 +22,7 @@ from headrace.errors import StoreError
 from headrace.format import fastjson
 from headrace.format.durable_mark import decode_mark, read_mark
 from headrace.format.epochs import Epochs
-from headrace.format.layout import StoreLayout, log_files
+from headrace.format.layout import StoreLayout, log_files, no_log_files
 from headrace.format.names import segment_name, topic_of_directory
 from headrace.format.record import BLANK_MAGIC, check, find
 from headrace.format.side_file import read_side_file
@@ -111,9 +111,16 @@ class StoreFiles:
 
     def _segment_paths(self) -> list[Path]:
         try:
-            return log_files(self._folder)
+            # Where a log begins and ends that is none of ours only its files say.
+            others = [] if self.store_id else [path for path in no_log_files(self._folder) if not path.is_dir()]
+            paths = log_files(self._folder)
         except OSError as error:
             raise StoreError(f"{self._folder} cannot be read: {error.strerror}") from error
+        if others:
+            raise StoreError(
+                f"{others[0]} is no file, or a link that leads to none: put back what belongs there, or mount its disk"
+            )
+        return paths
 
     def topics(self) -> list[str] | None:
         """Return the topics that there are, None if the folder holds nothing but logs.

@@ -34,7 +34,7 @@ from headrace.errors import (
     StoreLockedError,
 )
 from headrace.format.epochs import Epoch, Epochs
-from headrace.format.layout import SIDE, StoreLayout, log_files, queue_folders
+from headrace.format.layout import SIDE, StoreLayout, log_files, no_log_files, queue_folders
 from headrace.format.names import SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, StoredQueue
 from headrace.format.side_file import naming, sync_folder, write_side_file
@@ -155,6 +155,11 @@ def look_at_foreign(
     light_queues = {path.parts[-3]: None for path in queue_files if path.parts[-3].startswith(LIGHT_PREFIX)}
     queue_files = [path for path in queue_files if path.parts[-3] not in light_queues]
     files = log_files(commit_log) if commit_log.is_dir() else []
+    others = no_log_files(commit_log) if commit_log.is_dir() else []
+    if others:
+        raise ForeignStoreError(
+            f"{others[0]} is no file, or a link that leads to none: put back what belongs there, or mount its disk"
+        )
     if not files and not queue_files and new_segment_bytes is not None:
         _require_closed(layout)
         return ForeignStore(root, [], new_segment_bytes, [], DEFAULT_FILE_BYTES, [], was_clean=True)

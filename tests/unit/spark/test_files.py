@@ -140,6 +140,20 @@ def test_missing_first_file_is_missing_where_it_is_known_where_the_log_began(tmp
     assert extent.origin == (0 if has_identity else SEGMENT)
 
 
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize(
+    "make", [lambda path: path.symlink_to("away"), lambda path: path.symlink_to(path.name), os.mkfifo]
+)
+def test_what_cannot_be_read_of_a_foreign_store_is_named(tmp_path, at, make):
+    """Where its log begins and ends only its files say: their messages were left out, and nothing told so."""
+    make_store(tmp_path, 2000, identity=False)
+    path = sorted((tmp_path / "commitlog").iterdir())[at]
+    path.unlink()
+    make(path)
+    with pytest.raises(StoreError, match=f"{path.name} is no file, or a link that leads to none"):
+        StoreFiles(tmp_path).extent()
+
+
 def test_a_log_that_begins_later_lacks_nothing(tmp_path):
     """It was imported."""
     raw, _ = make_store(tmp_path, 2000)

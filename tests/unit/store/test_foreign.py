@@ -704,6 +704,17 @@ def _missing_file(source: Path) -> None:
     made_ahead.rename(made_ahead.with_name(f"{2 * MIB:020d}"))
 
 
+def _link_to_nothing(source: Path) -> None:
+    """Of another disk that is not mounted."""
+    newest = segments(source)[0]
+    newest.unlink()
+    newest.symlink_to(source / "away" / newest.name)
+
+
+def _folder_for_a_file(source: Path) -> None:
+    (source / "commitlog" / f"{2 * MIB:020d}").mkdir()
+
+
 def _short_file(source: Path) -> None:
     (source / "commitlog" / f"{MIB:020d}").write_bytes(b"x" * 100)
 
@@ -737,6 +748,8 @@ def _ours(source: Path) -> None:
         (_no_topics_either, "is not a RocketMQ store: it has no folder commitlog"),
         (_no_file, "has no file of a commit log"),
         (_missing_file, f"{MIB:020d} is missing"),
+        (_link_to_nothing, f"{0:020d} is no file, or a link that leads to none"),
+        (_folder_for_a_file, f"{2 * MIB:020d} is no file, or a link that leads to none"),
         (_short_file, f"{MIB:020d} has 100 bytes, the first file has {MIB}"),
         (_moved_file, f"{7:020d} does not begin at a multiple of the {MIB} bytes it has"),
         (_two_sizes, "has files of 2 sizes"),
