@@ -16,6 +16,7 @@ from headrace.store.opening import Opening
 from headrace.store.segment_supply import SegmentSupply
 from tests.support.stores import SEGMENT_BYTES, store_bench
 from tests.unit.spark.test_files import harm, make_store
+from tests.unit.store.test_epoch_gaps import CUT, cut_off
 
 
 def findings_of(root):
@@ -205,6 +206,22 @@ def test_the_job_says_what_store_check_says(tmp_path, do_harm):
         {(found.kind, found.message) for found in findings_of(bench.root)}
         == {(found.kind, found.message) for found in bench.check().damage}
         != set()
+    )
+
+
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_a_file_that_is_missing_behind_a_gap_is_said_once(tmp_path, is_filled):
+    """What was left out in front of it was called unreadable, and the missing file with it a second time."""
+    with store_bench(tmp_path / "store") as bench:
+        bench.append("t", b"one")
+        cut_off(bench)
+        bench.append("t", *[bytes(1000)] * 100)
+    bench.segment(CUT).unlink()
+    if not is_filled:
+        bench.segment(SEGMENT_BYTES).unlink()
+    assert log_damage(verify(bench.root)) == [("hole", CUT)]
+    assert sorted(found.message for found in findings_of(bench.root)) == sorted(
+        found.message for found in bench.check().damage
     )
 
 

@@ -198,6 +198,7 @@ class StoreCheck:
 
     def _judge_gap(self, first: int, end: int, claims: dict[int, dict[str, Any]]) -> None:
         """Say what lies between two whole records."""
+        first = self._epochs.behind(first)
         for run_end, run_start in zip(
             (e for _, e in self.extent.runs), (s for s, _ in self.extent.runs[1:]), strict=False
         ):
@@ -205,11 +206,7 @@ class StoreCheck:
                 self._judge_gap(first, run_end, claims)
                 self._judge_gap(run_start, end, claims)
                 return
-        if (
-            first >= end
-            or self._epochs.is_gap(first, end)
-            or any(lost.first == first and lost.end == end for lost in self._lost.ranges)
-        ):
+        if first >= end or any(lost.first == first and lost.end == end for lost in self._lost.ranges):
             return
         data = self._peek(first)
         size = self.extent.segment_bytes
