@@ -9,11 +9,12 @@ import errno
 import json
 import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from headrace.format.side_file import read_side_file
+from headrace.format.side_file import read_side_file, write_side_file
 from headrace.store.index_file import IndexFile
 from tests.support.indexes import SMALL, find, header_count, index_files, note_index, properties, put, require_whole
 from tests.support.stores import MakeBench, StoreBench
@@ -152,6 +153,17 @@ def test_a_file_of_another_length_is_made_anew(small: StoreBench, which: int, ca
     small.open()
     assert "index file damaged" in caplog.text
     require_whole(small)
+
+
+@pytest.mark.parametrize(("name", "number"), [("used_slots", 1 << 31), ("count", 1 << 31), ("begin_ms", 1 << 63)])
+def test_a_number_that_no_header_holds_is_damage(small: StoreBench, name: str, number: int) -> None:
+    """The check ended with an error of Python's."""
+    fill(small, 60)
+    small.close()
+    note = asdict(read_side_file(small.store.directory.index_note, "index", ""))
+    note["files"][0][name] = number
+    write_side_file(small.store.directory.index_note, "index", note)
+    assert [finding.kind for finding in small.check().damage] == ["index_file"]
 
 
 def test_a_file_with_another_header_is_made_anew(small: StoreBench) -> None:
