@@ -91,7 +91,7 @@ TESTING: Final[Mapping[str, str]] = {
     **FILE_MANAGER,
     "spark.driver.memory": "1g",
     # Most of the time of short runs goes into compiling well what runs a few times.
-    JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    JAVA_OPTIONS: "-XX:TieredStopAtLevel=1",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
