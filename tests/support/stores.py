@@ -150,13 +150,14 @@ def store_bench(root: Path, **changes: Any) -> Iterator[StoreBench]:
 MakeBench = Callable[..., StoreBench]
 
 
-def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return where the size of each read of files is noted from now on."""
+def count_reads(monkeypatch: pytest.MonkeyPatch, folder: str = "") -> list[int]:
+    """Return where the size of each read of files, of all or of those below a folder, is noted from now on."""
     sizes: list[int] = []
     pread = os.pread
 
     def counted(fd: int, size: int, at: int) -> bytes:
-        sizes.append(size)
+        if folder in Path(f"/proc/self/fd/{fd}").readlink().parts or not folder:
+            sizes.append(size)
         return pread(fd, size, at)
 
     monkeypatch.setattr(os, "pread", counted)

@@ -511,7 +511,7 @@ def test_address_of_a_process_that_is_stopped_is_explained(monkeypatch: pytest.M
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as stopped:
             found = await find_address_problem(f"127.0.0.1:{stopped.getsockname()[1]}", [])
-        assert "is reached from here, but answers nothing within 0.2 s: its process hangs or is stopped" in found
+        assert "is reached from here, but answers nothing within 0.1 s: its process hangs or is stopped" in found
 
     run(test)
 
