@@ -179,6 +179,14 @@ class Connection(Wire, asyncio.BufferedProtocol):
         self.resume(Pause.REPLIES)
         self.on_writable()
 
+    def waiting_bytes(self) -> int:
+        """Return how many bytes wait in memory for the peer to take them.
+
+        What was written at once stays there until all of it is taken.
+        """
+        left_bytes = self._transport.get_write_buffer_size()
+        return max(left_bytes, self._last_bytes) if left_bytes else 0
+
     # -- input ---------------------------------------------------------------------------------------------------
 
     def pause(self, reason: int) -> None:

@@ -32,6 +32,7 @@ _STARTS: Final = {
 
 _AT_LIMIT: Final = "limit"
 _NO_MEMORY: Final = "memory"
+_UNREAD: Final = "unread"
 
 LONGEST_LOGGED: Final = 500
 """Characters of a reason: texts of clients are in some."""
@@ -75,6 +76,23 @@ class RefusalLog:
         """Log that there was no memory for what a client has sent."""
         if self._pace.is_due(_NO_MEMORY):
             logger.error("no memory, client refused client=%s error=%s remedy=%s", client, what, MEMORY_REMEDY)
+
+    def note_unread(self, client: str, size: int, setting: str, limit: int) -> None:
+        """Log that a client was cut that had most waiting, as all together had more than may be.
+
+        Args:
+            size: Bytes that waited for it.
+            setting: Bounds what waits for all.
+            limit: Its value.
+        """
+        if self._pace.is_due(_UNREAD):
+            logger.warning(
+                "clients do not read what is sent, closed the one with most client=%s bytes=%d limit=%d setting=%s",
+                client,
+                size,
+                limit,
+                setting,
+            )
 
     def note_untold(self, client: str, request: str, code: str, why: str) -> None:
         """Log that a request, or a part of it, was refused and its answer does not say so: there is none, or it is 0.

@@ -18,6 +18,7 @@ from headrace.net.refusal_log import RefusalLog
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.net.timer_wheel import TICK_MS, TimerWheel
 from headrace.net.turns import TurnConnection, Turns
+from headrace.net.unread_bound import UnreadBound
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 5.0
-
+_UNREAD: Final = "unread"
+"""Cause of an end: all peers together had too much waiting, and this one most."""
 
 C = TypeVar("C", bound="ServerConnection")
 
@@ -64,6 +66,11 @@ class ServerConnection(TurnConnection):
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("connection closed client=%s cause=%s error=%s", self.remote_address, self.cause, exc)
 
+    def pause_writing(self) -> None:
+        """Note that the peer does not read as fast as it is sent to; all such peers together may have too much."""
+        super().pause_writing()
+        self.server.cut_unread()
+
     def fail(self, error: Exception) -> None:
         """Close at once, for want of memory or by a bug; from where the error is handled."""
         self.on_bug()
@@ -96,21 +103,37 @@ class StreamServer(Generic[C]):
         refusal_log: Tells of connections that were turned away.
         receive: Where sockets are read to. One for all connections: a read is over before the next begins.
         turns: What connections that have more to do than a turn know of each other.
+        unread_bound: On what all of them hold for peers that do not read.
         wheel: When a connection's deadline may be due.
     """
 
     settings: Any
     counters: TrafficCounters
 
-    def __init__(self, protocol: str, clock: Clock, limit: int, *, busy_poll_us: int = 0) -> None:
-        """Take up to ``limit`` connections; after a read, look for the next one for up to ``busy_poll_us``."""
+    def __init__(
+        self,
+        protocol: str,
+        clock: Clock,
+        limit: int,
+        counters: TrafficCounters,
+        *,
+        max_unread_bytes: int,
+        busy_poll_us: int = 0,
+    ) -> None:
+        """Take up to ``limit`` connections; after a read, look for the next one for up to ``busy_poll_us``.
+
+        Args:
+            max_unread_bytes: What may wait for all peers together.
+        """
         self.clock = clock
+        self.counters = counters
         self.connections: OpenConnections[C] = OpenConnections(limit)
         self.held_back: set[C] = set()
         self.logs_commands = logger.isEnabledFor(logging.DEBUG)
         self.refusal_log = RefusalLog(clock)
         self.receive = ReceiveBuffer(HEADROOM_BYTES)
         self.turns = Turns(self.receive)
+        self.unread_bound = UnreadBound(max_unread_bytes)
         self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
         self.busy_poll = BusyPoll(busy_poll_us)
         self._protocol = protocol
@@ -198,6 +221,16 @@ class StreamServer(Generic[C]):
                 logger.exception("timer failed by a bug client=%s", connection.remote_address)
                 connection.abort("internal error")
 
+    def cut_unread(self) -> None:
+        """Cut the connections with most output that waits for its peer, while all together have too much."""
+        bound = self.unread_bound
+        served = (connection for connection in self.connections if connection.cause != _UNREAD)
+        for connection, size in bound.excess(self.counters.bytes_out, served):
+            self.refusal_log.note_unread(
+                connection.remote_address, size, f"{self._protocol}.max_unread_bytes", bound.most_bytes
+            )
+            connection.abort(_UNREAD)
+
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         self._tick_handle = loop.call_later(TICK_MS / 1000, self._tick)
@@ -208,5 +241,6 @@ class StreamServer(Generic[C]):
             return
         try:
             self.check_timers(now_ms)
+            self.cut_unread()
         except Exception:
             logger.exception("tick failed by a bug")

@@ -27,5 +27,6 @@ cdef class Wire:
     cdef public object _transport
     cdef public int64_t _shut_at_ms             # when a connection that was left is cut; 0 = not shut yet
     cdef public int64_t _written_bytes
+    cdef public Py_ssize_t _last_bytes          # of the last write
     cdef readonly Clock _clock
     cdef readonly TrafficCounters _traffic

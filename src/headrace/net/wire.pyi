@@ -52,6 +52,7 @@ class Wire:
     _transport: asyncio.Transport
     _shut_at_ms: int
     _written_bytes: int
+    _last_bytes: int
 
     def __init__(self, clock: Clock, traffic: TrafficCounters) -> None: ...
     @property

@@ -61,6 +61,7 @@ cdef class Wire:
     def write(self, data not None):
         cdef Py_ssize_t size = len(data)
         self._written_bytes += size
+        self._last_bytes = size
         self._traffic.bytes_out += size
         self._transport.write(data)
 

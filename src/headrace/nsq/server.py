@@ -65,6 +65,8 @@ class NsqServer(StreamServer[NsqConnection]):
             "nsq",
             clock,
             connection_limit(settings.max_connections, _RESERVED_FILES),
+            NsqCounters(),
+            max_unread_bytes=settings.max_unread_bytes,
             busy_poll_us=broker.settings.busy_poll_us,
         )
         self.broker = broker
@@ -75,7 +77,6 @@ class NsqServer(StreamServer[NsqConnection]):
         self.delivery_coalescing = DeliveryCoalescing(
             broker, settings.delivery_coalescing_ms, settings.min_output_buffer_timeout_ms
         )
-        self.counters = NsqCounters()
         self.statistics = statistics
         self.limits = Limits(
             max_message_bytes=settings.max_message_bytes,

@@ -71,6 +71,8 @@ class RemotingServer(RequestServer[RemotingConnection]):
             "remoting",
             services.clock,
             connection_limit(settings.max_connections, _RESERVED_FILES),
+            RemotingCounters(),
+            max_unread_bytes=settings.max_unread_bytes,
             busy_poll_us=services.broker.settings.busy_poll_us,
         )
         self.services = services
@@ -78,7 +80,6 @@ class RemotingServer(RequestServer[RemotingConnection]):
         self.broker = services.broker
         self.settings = settings
         self.addresses: list[str] = []
-        self.counters = RemotingCounters()
         self.limits = Limits(
             self.broker.topics,
             cluster=settings.cluster.encode(),

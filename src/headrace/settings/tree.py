@@ -328,6 +328,9 @@ class NsqSettings:
     write_high_water_bytes: int = option(1 * MIB, least=16 * KIB, most=1 * GIB)
     """Bytes that may wait for one slow connection; at the bound nothing more is delivered to or read from it."""
 
+    max_unread_bytes: int = option(1 * GIB, least=1 * MIB, most=1 * TIB)
+    """Bytes that may wait for all slow connections together; above it the one with most is closed."""
+
     read_coalescing_ms: int = option(1, least=0, most=10)
     """How long FINs of a consumer with plenty in flight may wait to be read many at once, twice this at most from when
     they have come; 0 = not at all. Such a consumer costs the broker a fraction; one that it slows down by more than a
@@ -385,6 +388,9 @@ class RemotingSettings:
 
     write_high_water_bytes: int = option(4 * MIB, least=64 * KIB, most=1 * GIB)
     """Bytes that may wait for one slow connection; at the bound nothing more is read from it."""
+
+    max_unread_bytes: int = option(1 * GIB, least=1 * MIB, most=1 * TIB)
+    """Bytes that may wait for all slow connections together; above it the one with most is closed."""
 
     max_pull_messages: int = option(1_024, least=1, most=100_000)
     """Most messages one pull is answered with, however many it asks for."""
@@ -494,6 +500,9 @@ class RegistrySettings:
 
     write_high_water_bytes: int = option(4 * MIB, least=16 * KIB, most=1 * GIB)
     """Bytes that may wait for one slow connection; at the bound nothing more is read from it."""
+
+    max_unread_bytes: int = option(1 * GIB, least=1 * MIB, most=1 * TIB)
+    """Bytes that may wait for all slow connections together; above it the one with most is closed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

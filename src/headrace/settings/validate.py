@@ -25,6 +25,9 @@ ORDERED: Final = (
     ("nsq.msg_timeout_ms", "nsq.max_msg_timeout_ms"),
     ("nsq.min_output_buffer_timeout_ms", "nsq.max_output_buffer_timeout_ms"),
     ("nsq.delivery_coalescing_ms", "nsq.min_output_buffer_timeout_ms"),
+    ("nsq.write_high_water_bytes", "nsq.max_unread_bytes"),
+    ("remoting.write_high_water_bytes", "remoting.max_unread_bytes"),
+    ("registry.write_high_water_bytes", "registry.max_unread_bytes"),
 )
 
 

@@ -220,3 +220,14 @@ def test_whoever_reads_the_last_words_byte_by_byte_is_cut() -> None:
         pass_time(clock, wheel, 1)
         seconds += 1
     assert LONGEST_LINGER_MS <= 1000 * seconds <= LONGEST_LINGER_MS + 3 * LINGER_MS
+
+
+def test_what_was_written_at_once_waits_until_all_of_it_is_taken() -> None:
+    transport = Transport()
+    told, _ = told_of(ManualClock(), transport)
+    assert told.waiting_bytes() == 0
+    told.write(b"x" * 500)
+    assert told.waiting_bytes() == 0
+    for left, waiting in ((20, 500), (500, 500), (900, 900), (0, 0)):
+        transport.waiting_bytes = left
+        assert told.waiting_bytes() == waiting

@@ -12,6 +12,7 @@ import uvloop
 from headrace.clock import Clock, ManualClock
 from headrace.net.connection import Connection
 from headrace.net.server import StreamServer
+from headrace.net.wire import TrafficCounters
 from tests.support.long_reads import LongReads
 
 
@@ -37,7 +38,7 @@ def test_the_timer_runs_from_the_first_listener_until_the_stop(monkeypatch: pyte
 
     async def run() -> None:
         clock = ManualClock()
-        server: StreamServer[Any] = StreamServer("test", clock, 10)
+        server: StreamServer[Any] = StreamServer("test", clock, 10, TrafficCounters(), max_unread_bytes=1 << 20)
         looked = Looked(server)
         server.wheel.schedule(cast(Connection, looked), 0)
         await server.listen("127.0.0.1:0", asyncio.Protocol)
@@ -63,7 +64,7 @@ def test_what_came_before_the_time_of_a_look_has_been_read() -> None:
     async def run() -> None:
         clock = Clock()
         reads = LongReads(clock.monotonic_ms, 0.15)
-        server: StreamServer[Any] = StreamServer("test", clock, 10)
+        server: StreamServer[Any] = StreamServer("test", clock, 10, TrafficCounters(), max_unread_bytes=1 << 20)
         looked = Looked(server, lambda now_ms: None if reads.is_over.is_set() else looks_ms.append(now_ms))
         server.wheel.schedule(cast(Connection, looked), 0)
         host, _, port = (await server.listen("127.0.0.1:0", reads)).rpartition(":")

@@ -249,6 +249,28 @@ def test_a_client_that_falls_behind_is_sent_no_more():
     assert len(quick.transport.sent) > 65 * 1100
 
 
+def test_clients_that_fall_behind_are_bounded_together():
+    """Those with most are cut, and their messages go to others."""
+    bench = Bench(max_unread_bytes=1 << 20, write_high_water_bytes=300_000)
+    bench.client().send(mpub("t", [b"x" * 1000] * 4000))
+    slow = [bench.client() for _ in range(5)]
+    for client in slow:
+        client.subscribe("t", "c")
+        client.transport.stalled = True
+        client.send(b"RDY 2000\n")
+    bench.work()
+    assert 0 < sum(len(client.transport.waiting) for client in slow) <= 1 << 20
+    cut = sum(client.transport.closed for client in slow)
+    assert bench.server.connections.closed == {"unread": cut}
+    assert 0 < cut < 5
+    quick = bench.client()
+    quick.subscribe("t", "c")
+    quick.post(b"RDY 2000\n")
+    bench.work()
+    assert len(quick.messages()) > 1000
+    assert bench.broker.topics["t"].channels["c"].in_flight_count == 4000
+
+
 def test_what_a_dispatch_sent_is_counted_once(tmp_path):
     """By host, with as many calls as there were writes."""
     with real_bench(tmp_path) as bench:

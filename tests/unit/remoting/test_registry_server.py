@@ -214,6 +214,20 @@ def test_peer_that_does_not_read_is_not_read_from() -> None:
     assert link.transport.reading
 
 
+def test_peers_that_do_not_read_are_bounded_together() -> None:
+    bench = Bench(max_unread_bytes=1 << 20, write_high_water_bytes=1 << 20)
+    bench.link().register(topics={f"topic-{number}": {} for number in range(1_000)})
+    links = [bench.link() for _ in range(30)]
+    for link in links:
+        link.transport.stalled = True
+        for _ in range(5):
+            link.send(encode_request(0, 206, 1))
+    assert sum(len(link.transport.waiting) for link in links) > 1 << 20, "none of them has too much for itself"
+    bench.server.cut_unread()
+    assert 0 < sum(len(link.transport.waiting) for link in links) <= 1 << 20
+    assert bench.server.connections.closed["unread"] >= 1
+
+
 def test_connection_above_the_limit_is_closed() -> None:
     bench = Bench(max_connections=1)
     first, second = bench.link(), bench.link()

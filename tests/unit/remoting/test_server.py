@@ -941,6 +941,13 @@ def test_malformed_pulls_are_refused(client: RemotingSocket, name: str) -> None:
         assert name in header["remark"]
 
 
+def metric(running: testing.RunningBroker, name: str) -> float:
+    """Return a metric of a broker's, 0 where it is not there."""
+    with urllib.request.urlopen(f"http://{running.admin}/metrics") as response:
+        text = response.read().decode()
+    return float(text.partition(f"\n{name} ")[2].partition("\n")[0] or 0)
+
+
 def test_client_that_does_not_read_is_bounded() -> None:
     """E-PULL-01: pulls of a client that takes nothing wait; all are answered when it reads again."""
     settings = {"remoting__write_high_water_bytes": 65_536, "store__durability": "async", "registry__enabled": False}
@@ -969,13 +976,33 @@ def test_client_that_only_pulls_and_does_not_read_is_not_read_from() -> None:
             client.send(11, fields)
         pauses, began = 0.0, time.monotonic()
         while pauses == 0.0 and time.monotonic() < began + 10:
-            with urllib.request.urlopen(f"http://{running.admin}/metrics") as response:
-                text = response.read().decode()
-            pauses = float(text.partition("\nheadrace_remoting_read_pauses_total ")[2].partition("\n")[0])
+            pauses = metric(running, "headrace_remoting_read_pauses_total")
             time.sleep(0.05)
         assert pauses >= 1
         for _ in range(3):
             assert client.receive()[0]["code"] == 0
+
+
+def test_clients_that_do_not_read_are_bounded_together(caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them keeps its own bound; those with most go, and who reads is served."""
+    settings = {"remoting__max_unread_bytes": 8 << 20, "store__segment_bytes": 8 << 20, "registry__enabled": False}
+    with (
+        testing.broker(**settings) as running,
+        contextlib.ExitStack() as stack,
+        RemotingSocket(running.remoting) as reader,
+    ):
+        publish(reader, "Large", bytes(4_000_000))
+        fields = pull_fields("DeafG", "Large", sysFlag=4, subscription="*")
+        deaf = [stack.enter_context(RemotingSocket(running.remoting)) for _ in range(6)]
+        for client in deaf:
+            for _ in range(2):
+                client.send(11, fields)
+        closed, began = 0.0, time.monotonic()
+        while closed == 0.0 and time.monotonic() < began + 10:
+            closed = metric(running, 'headrace_remoting_closed_connections_total{cause="unread"}')
+            assert reader.call(11, fields)[0]["code"] == 0
+        assert 1 <= closed < len(deaf)
+    assert "setting=remoting.max_unread_bytes" in caplog.text
 
 
 def test_refused_offset_of_a_pull_does_not_answer_it(client: RemotingSocket) -> None:

@@ -110,11 +110,14 @@ class RegistryServer(RequestServer[RegistryConnection]):
             OSError: it cannot be read.
         """
         super().__init__(
-            "registry", clock, settings.max_connections or min(MAX_CONNECTIONS, connection_limit(0, 0) // 4)
+            "registry",
+            clock,
+            settings.max_connections or min(MAX_CONNECTIONS, connection_limit(0, 0) // 4),
+            RegistryCounters(),
+            max_unread_bytes=settings.max_unread_bytes,
         )
         self.settings = settings
         self.address = ""
-        self.counters = RegistryCounters()
         self.routes = RouteTable(max_brokers=settings.max_brokers, max_topics=settings.max_topics)
         self.rivals = Rivals(clock, settings.expiry_ms)
         self._late_pace = LogPace(clock)
