@@ -1,8 +1,8 @@
 """Measure Headrace with much of everything: ``python -m bench.scale [--messages N] [--channels N] [--connections N]``.
 
-A long backlog, many idle channels and consumers, many busy connections, starts; many topics and clients of RocketMQ.
-The default sizes take about twelve minutes and 10 GB of disk; such a run rewrites the scale section of
-docs/performance.md. Runs of other sizes or of some cases write files that git ignores.
+A long backlog, many idle channels and consumers, many messages in flight, many busy connections, starts; many topics
+and clients of RocketMQ. The default sizes take about thirteen minutes and 10 GB of disk; such a run rewrites the scale
+section of docs/performance.md. Runs of other sizes or of some cases write files that git ignores.
 """
 
 import argparse
@@ -107,7 +107,12 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--channels", type=int, metavar="N", help="idle channels, idle consumers, and queues (default 10,000)"
     )
-    parser.add_argument("--connections", type=int, metavar="N", help="busy connections (default 1,000)")
+    parser.add_argument(
+        "--connections",
+        type=int,
+        metavar="N",
+        help="busy connections, and channels with messages in flight (default 1,000)",
+    )
     parser.add_argument("--log-mb", type=int, metavar="N", help="MB of log behind the checkpoint (default 1,000)")
     parser.add_argument("--topics", type=int, metavar="N", help="topics of four queues (default 5,000)")
     parser.add_argument("--clients", type=int, metavar="N", help="RocketMQ clients with heartbeats (default 2,000)")

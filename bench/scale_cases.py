@@ -12,6 +12,7 @@ from bench.process import MemoryWatch, cpu_seconds, memory_mib
 from bench.rocketmq_scale import RocketMqScale, measure_clients, measure_topics
 from bench.scale_results import ScaleCase
 from bench.servers import Headrace
+from bench.unfinished import UnfinishedConsumers
 
 TOPIC = "scale"
 CHANNEL = "ch"
@@ -20,6 +21,8 @@ BATCH = 200
 MPUB_DEPTH = 16
 # What a channel holds before the many come: its memory is the same as theirs.
 FEW = 10
+# Messages that each of many channels has in flight.
+UNFINISHED_EACH = 1_000
 # How long a broker may work off what was done to it, before it counts as idle.
 SETTLE_S = 3.0
 # A load that takes longer has failed.
@@ -144,6 +147,44 @@ def measure_idle_consumers(scale: Scale) -> ScaleCase:
             "rss_anon_after_mib": after,
             "kib_each": (after - before) * 1024 / scale.channels,
             "idle_cpu_percent": idle_percent,
+        },
+    )
+
+
+def measure_in_flight(scale: Scale) -> ScaleCase:
+    """Deliver to consumers of many channels that finish nothing, until all has come twice. Ref: C-SCAN-09."""
+    count = scale.connections * UNFINISHED_EACH
+    # Only what has waited for the idle time is to time out.
+    timeout_s = 2 * SETTLE_S + scale.idle_s
+    with scale.broker() as broker:
+        target = scale.target(broker)
+        with UnfinishedConsumers(
+            target,
+            channels=scale.connections,
+            window=UNFINISHED_EACH,
+            msg_timeout_s=timeout_s,
+            body_bytes=BODY_BYTES,
+        ) as consumers:
+            before = memory_mib(broker.pid, "RssAnon")
+            published = _publish(target, UNFINISHED_EACH)
+            consumers.take(count, LIMIT_S)
+            idle_percent = _idle_cpu_percent(broker, scale.idle_s)
+            after = memory_mib(broker.pid, "RssAnon")
+            cpu_before = cpu_seconds(broker.pid)
+            consumers.take(count, timeout_s + LIMIT_S)
+            cpu_s = cpu_seconds(broker.pid) - cpu_before
+    return ScaleCase(
+        "in-flight",
+        f"{UNFINISHED_EACH:,} messages in flight on each of {scale.connections:,} channels",
+        [published.command],
+        {
+            "channels": scale.connections,
+            "messages": count,
+            "rss_anon_before_mib": before,
+            "rss_anon_after_mib": after,
+            "bytes_each": (after - before) * 1024 * 1024 / count,
+            "idle_cpu_percent": idle_percent,
+            "timeout_cpu_us": cpu_s * 1e6 / count,
         },
     )
 
@@ -296,6 +337,7 @@ CASES: dict[str, Callable[[Scale], ScaleCase]] = {
     "backlog": measure_backlog,
     "idle-channels": measure_idle_channels,
     "idle-consumers": measure_idle_consumers,
+    "in-flight": measure_in_flight,
     "connections-async": lambda scale: measure_connections(scale, "async"),
     "connections-fsync": lambda scale: measure_connections(scale, "fsync"),
     "start-empty": measure_start_empty,
