@@ -247,7 +247,7 @@ runpy.run_module("headrace", run_name="__main__")
 
 @COMMANDS
 def test_signals_in_a_row_are_one_stop(tmp_path: Path, started: list[Started], command: str) -> None:
-    """A terminal's Ctrl-C and its supervisor's SIGTERM: the second ended it while Python was on its way out."""
+    """C-LIFE-01: a terminal's Ctrl-C and a supervisor's SIGTERM; the second came while Python was on its way out."""
     one = Started(tmp_path, command, main="from headrace.__main__ import main; main()")
     started.append(one)
     one.wait_ready()

@@ -102,7 +102,7 @@ def test_serve_exits_with_what_the_node_returns(node: FakeNode) -> None:
 def test_failures_to_start_are_one_line_and_exit_1(
     node: FakeNode, error: Exception, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C-LIFE-06: port in use: exit code 1 with the address in the message."""
+    """C-LIFE-01, C-LIFE-06: port in use: exit code 1 with the address in the message."""
     node.error = error
     assert run(["serve"]) == 1
     assert capsys.readouterr().err == f"headrace: {text}\n"

@@ -341,7 +341,7 @@ def test_loop_lag_is_what_a_blocked_loop_shows() -> None:
 
 
 def test_a_process_without_a_free_descriptor_says_so_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """The event loop closes connections then, and tells nobody."""
+    """C-LIFE-12: the event loop closes connections then, goes on, and tells nobody."""
     clock = ManualClock()
     watch = OpenFilesWatch(clock)
     watch.look()

@@ -75,7 +75,7 @@ def make_busy(bench: RealBench, publisher: Client, consumer: Client) -> None:
 
 
 def test_a_busy_channel_gathers_for_an_interval(bench: RealBench) -> None:
-    """The first message leaves at once, those behind it together at the interval's end; each PUB is answered before."""
+    """C-FLOW-10: the first message leaves at once, those behind it together at the interval's end."""
     publisher, consumer = bench.client(), consumer_of(bench)
     make_busy(bench, publisher, consumer)
     writes = bench.server.counters.messages_out
