@@ -73,6 +73,7 @@ class Connection(Wire, asyncio.BufferedProtocol):
         self._deadlines = deadlines
         self._high_water_bytes = high_water_bytes
         self._unread_replies_bytes = 0  # of replies, written since the peer is behind
+        self._blocking_bytes = 0  # of the write behind which it was
 
     # -- what a protocol overrides -------------------------------------------------------------------------------
 
@@ -167,6 +168,7 @@ class Connection(Wire, asyncio.BufferedProtocol):
         """Note that the peer does not read as fast as it is sent to; the transport calls this."""
         self._traffic.write_pauses += 1
         self.is_blocked = True
+        self._blocking_bytes = self._last_bytes
         self._unread_replies_bytes = 0
         self.on_blocked()
         now_ms = self._clock.monotonic_ms()
@@ -185,7 +187,8 @@ class Connection(Wire, asyncio.BufferedProtocol):
         What was written at once stays there until all of it is taken.
         """
         left_bytes = self._transport.get_write_buffer_size()
-        return max(left_bytes, self._last_bytes) if left_bytes else 0
+        write_bytes = self._blocking_bytes if self.is_blocked else self._last_bytes
+        return max(left_bytes, write_bytes) if left_bytes else 0
 
     # -- input ---------------------------------------------------------------------------------------------------
 

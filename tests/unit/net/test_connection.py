@@ -231,3 +231,10 @@ def test_what_was_written_at_once_waits_until_all_of_it_is_taken() -> None:
     for left, waiting in ((20, 500), (500, 500), (900, 900), (0, 0)):
         transport.waiting_bytes = left
         assert told.waiting_bytes() == waiting
+    transport.waiting_bytes = 400
+    told.pause_writing()
+    told.write(b"x")
+    assert told.waiting_bytes() == 500, "what came behind it is small"
+    transport.waiting_bytes = 20
+    told.resume_writing()
+    assert told.waiting_bytes() == 20
