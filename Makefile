@@ -47,7 +47,7 @@ endif
 .DELETE_ON_ERROR:
 # One after the other, whatever MAKEFLAGS says: two of pip in one environment take files away from each other.
 .NOTPARALLEL:
-.PHONY: help build demo demo-java test test-spark test-spark-cluster test-all lint types imports docs bench bench-spark bench-compare crash fuzz interop build-debug test-debug clean
+.PHONY: help build demo demo-java test test-spark test-spark-cluster test-all lint types imports docs bench bench-spark bench-compare changelog crash fuzz interop build-debug test-debug clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -200,6 +200,9 @@ bench-spark: build $(VENV)/.extra-spark ## scans, archive, stream and sink besid
 
 bench-compare: build ## compare two runs: make bench-compare BASE=main
 	$(BIN)/python -m bench.compare $(or $(BASE),main) $(NEW)
+
+changelog: $(VENV)/.extra-release ## what the next release will say of changes/ (RELEASE=0.1.0 moves it into CHANGELOG.md)
+	$(BIN)/towncrier build $(if $(RELEASE),--yes --version $(RELEASE),--draft --version next)
 
 # The debug build: bounds, None and initialisation checks in compiled code, in a tree of its own -----------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,3 +163,12 @@ def test_every_feature_names_tests_that_exist(page: Path) -> None:
             assert not test or f"def {test}(" in path.read_text(), f"{test} is not in {path}"
             named += 1
         assert named or MISSING.search(row), f"no test: {row}"
+
+
+def test_every_fragment_is_of_a_kind_that_a_release_shows() -> None:
+    """towncrier passes over what it does not know, without a word."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
+    kinds = {kind["directory"] for kind in options["type"]}
+    fragments = {path.name for path in (ROOT / options["directory"]).iterdir()} - {*options["ignore"]}
+    assert {name for name in fragments if not re.fullmatch(rf"(\+[\w-]+|\d+)\.({'|'.join(kinds)})\.md", name)} == set()
+    assert options["start_string"] in (ROOT / options["filename"]).read_text()
