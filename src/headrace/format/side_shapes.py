@@ -11,41 +11,49 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Annotated, Any, Final, NotRequired, TypedDict
 
 import msgspec
 
-Positions = list[int]
+from headrace.format.names import MAX_QUEUES
+
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""What compiled code takes: a number beyond would end a start in an error of Python's."""
+_Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+_FromZero = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+_Queues = Annotated[int, msgspec.Meta(ge=0, le=MAX_QUEUES)]
+
+Positions = list[_Int64]
 
 
 class _Identity(TypedDict):
     store_id: str
-    format_version: int
-    segment_bytes: int
-    queue_file_bytes: int
-    created_ms: int
+    format_version: _Int64
+    segment_bytes: _Int64
+    queue_file_bytes: _Int64
+    created_ms: _Int64
 
 
 class _Epoch(TypedDict):
-    epoch: int
-    first_physical_offset: int
-    previous_end_offset: NotRequired[int | None]
-    began_ms: NotRequired[int | None]
-    queue_ends: NotRequired[dict[str, int]]
+    epoch: _Int64
+    first_physical_offset: _Int64
+    previous_end_offset: NotRequired[_Int64 | None]
+    began_ms: NotRequired[_Int64 | None]
+    queue_ends: NotRequired[dict[str, _Int64]]
 
 
 class _Hole(TypedDict):
-    first_offset: int
-    end_offset: int
+    first_offset: _Int64
+    end_offset: _Int64
     reason: str
 
 
 class _Checkpoint(TypedDict):
-    physical_offset: int
-    queue_entries: int
+    physical_offset: _Int64
+    queue_entries: _Int64
     clean: bool
-    written_ms: NotRequired[int]
-    queue_ends: NotRequired[dict[str, int]]
+    written_ms: NotRequired[_Int64]
+    queue_ends: NotRequired[dict[str, _Int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,15 +61,15 @@ class IndexFileNote:
     """One index file as far as it was synced."""
 
     name: str
-    count: int
+    count: _Count
     """Number of the entry behind the last that counts."""
-    slots_count: int
+    slots_count: _Count
     """The slots in the file are as of this count; 1: nothing is known of them."""
-    used_slots: int
-    begin_ms: int
-    end_ms: int
-    begin_offset: int
-    end_offset: int
+    used_slots: _FromZero
+    begin_ms: _Int64
+    end_ms: _Int64
+    begin_offset: _Int64
+    end_offset: _Int64
 
     def header(self) -> bytes:
         """Return the header of a file that holds just this. Layout: docs/formats/index-file.md, "Header"."""
@@ -74,12 +82,12 @@ class IndexFileNote:
 class IndexNote:
     """The key index as far as it was synced."""
 
-    slot_count: int
-    capacity: int
+    slot_count: _Count
+    capacity: _Count
     """Entries that a file has room for, number 0 included, which is not used."""
-    physical_offset: int
+    physical_offset: _Int64
     """The keys of every record below are in the files."""
-    keys_ahead: int = 0
+    keys_ahead: _Int64 = 0
     """So many keys of the records from there on are in the files too."""
     files: list[IndexFileNote]
     """Oldest first; the last one is being filled."""
@@ -90,7 +98,7 @@ class _Boot(TypedDict):
 
 
 class _Channel(TypedDict):
-    key: int
+    key: _Int64
     start: Positions
     paused: NotRequired[bool]
     empty_below: NotRequired[Positions]
@@ -98,19 +106,19 @@ class _Channel(TypedDict):
 
 
 class _Topic(TypedDict):
-    queues: int
+    queues: _Queues
     start: Positions
     frozen: Positions | None
     paused: NotRequired[bool]
     channels: dict[str, _Channel]
     config: NotRequired[dict[str, Any] | None]
-    key: NotRequired[int]
+    key: NotRequired[_Int64]
 
 
 class _Catalog(TypedDict):
-    applied_offset: int
-    deleted: dict[str, int] | list[str]
-    version: NotRequired[dict[str, int]]
+    applied_offset: _Int64
+    deleted: dict[str, _Int64] | list[str]
+    version: NotRequired[dict[str, _Int64]]
     topics: dict[str, _Topic]
 
 
@@ -139,11 +147,11 @@ class _Staged(TypedDict):
 
 
 class _Producers(TypedDict):
-    applied: int
-    epoch: NotRequired[int]
-    log_end: NotRequired[int]
+    applied: _Int64
+    epoch: NotRequired[_Int64]
+    log_end: NotRequired[_Int64]
     sequences: NotRequired[list[Sequence] | None]
-    keys: NotRequired[list[tuple[str, int, list[tuple[int, list[int]]]]] | None]
+    keys: NotRequired[list[tuple[str, int, list[tuple[int, list[_Int64]]]]] | None]
     staged: NotRequired[_Staged | None]
 
 

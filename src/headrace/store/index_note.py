@@ -7,7 +7,6 @@ log. Without a note that can be read the whole index is.
 
 from __future__ import annotations
 
-import struct
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -37,10 +36,7 @@ def note_file(file: IndexFile) -> IndexFileNote:
 
 def has_noted_header(path: Path, noted: IndexFileNote) -> bool:
     """Whether an index file begins as it was noted; that of the newest may be older or newer."""
-    try:
-        header = noted.header()
-    except struct.error:  # it has no room for such numbers
-        return False
+    header = noted.header()
     with path.open("rb") as file:
         return file.read(len(header)) == header
 

@@ -103,6 +103,24 @@ def test_what_a_file_of_its_kind_does_not_hold_is_refused(tmp_path: Path, kind: 
         read_side_file(path, kind, "move it")
 
 
+@pytest.mark.parametrize(
+    ("kind", "member", "number"),
+    [("epochs", "first_physical_offset", 1 << 63), ("checkpoint", "physical_offset", -(1 << 70)),
+     ("catalog", "applied_offset", 1 << 64), ("catalog", "queues", -1), ("catalog", "queues", 65_537),
+     ("producers", "applied", 1 << 63)],
+)  # fmt: skip
+def test_numbers_that_compiled_code_does_not_take_are_refused(
+    tmp_path: Path, kind: str, member: str, number: int
+) -> None:
+    """A start ended in OverflowError, or in ValueError of what has fewer than no queues."""
+    path, right = tmp_path / "file.json", copy.deepcopy(RIGHT[kind])
+    rows = right if isinstance(right, list) else [right, right.get("topics", {}).get("a", {})]
+    next(row for row in rows if member in row)[member] = number
+    write_side_file(path, kind, right)
+    with pytest.raises(SideFileError, match=rf"does not hold what it should.*{member}.*; move it"):
+        read_side_file(path, kind, "move it")
+
+
 def test_rows_of_a_later_build_are_refused(tmp_path: Path) -> None:
     """Nobody knows what their members stand for."""
     path, right = tmp_path / "file.json", copy.deepcopy(RIGHT["producers"])

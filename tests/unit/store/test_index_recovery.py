@@ -11,6 +11,7 @@ import os
 import threading
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,15 +156,40 @@ def test_a_file_of_another_length_is_made_anew(small: StoreBench, which: int, ca
     require_whole(small)
 
 
-@pytest.mark.parametrize(("name", "number"), [("used_slots", 1 << 31), ("count", 1 << 31), ("begin_ms", 1 << 63)])
-def test_a_number_that_no_header_holds_is_damage(small: StoreBench, name: str, number: int) -> None:
-    """The check ended with an error of Python's."""
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        *((name, number) for name in ("used_slots", "count", "slots_count") for number in (1 << 31, 1 << 64, -1)),
+        *((name, 1 << 63) for name in ("begin_ms", "end_ms", "begin_offset", "end_offset")),
+    ],
+)
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_number_that_no_file_has_is_damage_of_the_note(small: StoreBench, which: int, name: str, number: int) -> None:
+    """A check and a start ended with errors of Python's."""
     fill(small, 60)
     small.close()
     note = asdict(read_side_file(small.store.directory.index_note, "index", ""))
-    note["files"][0][name] = number
+    note["files"][which][name] = number
+    require_damaged_note(small, note)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [*((name, number) for name in ("slot_count", "capacity") for number in (0, 1 << 31)), ("physical_offset", 1 << 63)],
+)
+def test_a_size_that_no_index_has_is_damage_of_the_note(small: StoreBench, name: str, number: int) -> None:
+    fill(small, 60)
+    small.close()
+    require_damaged_note(small, asdict(read_side_file(small.store.directory.index_note, "index", "")) | {name: number})
+
+
+def require_damaged_note(small: StoreBench, note: dict[str, Any]) -> None:
+    """Replace the note of a closed store: the check says so, and a start makes the index anew."""
     write_side_file(small.store.directory.index_note, "index", note)
-    assert [finding.kind for finding in small.check().damage] == ["index_file"]
+    assert [finding.kind for finding in small.check().damage] == ["side_file"]
+    small.open()
+    small.store.index.wait_live()
+    require_whole(small)
 
 
 def test_a_file_with_another_header_is_made_anew(small: StoreBench) -> None:
