@@ -321,6 +321,24 @@ def test_port_one_is_free_to_use_without_the_one_below(tmp_path: Path) -> None:
     assert load(tmp_path, text).settings.remoting.address == "a:1"
 
 
+@pytest.mark.parametrize("port", [1, 2])
+@pytest.mark.parametrize("host", ["a", "[::1]"])
+@pytest.mark.parametrize("key", ["address", "advertised_address"])
+def test_a_port_with_none_two_below_is_refused(tmp_path: Path, key: str, host: str, port: int) -> None:
+    """Old clients derive theirs from what they are told: -1 was what they got of an advertised port 1."""
+    assert refusal(tmp_path, f"[remoting]\n{key} = '{host}:{port}'") == (
+        f'headrace.toml:2: remoting.{key} = "{host}:{port}" is not accepted: the port for old clients would be '
+        f"{port - 2}; choose another, or set remoting.vip_listener to false"
+    )
+
+
+@pytest.mark.parametrize(
+    "told", ['a:1"\nvip_listener = false #', 'a:1"\naddress = "', "a:3", "::1", "a::1", "a", "a:0"]
+)
+def test_an_advertised_address_has_no_port_below_or_needs_none(tmp_path: Path, told: str) -> None:
+    load(tmp_path, f'[remoting]\nadvertised_address = "{told}"')
+
+
 def test_rules_about_two_settings_name_where_either_was_set(tmp_path: Path) -> None:
     """Lowering a maximum below the default of what it bounds shows the maximum's place."""
     text = refusal(tmp_path, "[nsq]\nmax_msg_timeout_ms = 5000")

@@ -63,13 +63,16 @@ def validate(settings: Settings) -> None:
             "for a store that was made with smaller segments, set store.segment_bytes to their size",
             key="store.budget_bytes",
         )
-    port = int(settings.remoting.address.rpartition(":")[2] or 0)
-    if settings.remoting.enabled and settings.remoting.vip_listener and 0 < port <= VIP_DISTANCE:
-        raise ConfigError(
-            f"remoting.address = {show(settings.remoting.address)} is not accepted: the port for old clients would be "
-            f"{port - VIP_DISTANCE}; choose another, or set remoting.vip_listener to false",
-            key="remoting.address",
-        )
+    if settings.remoting.enabled and settings.remoting.address and settings.remoting.vip_listener:
+        for key in ("remoting.address", "remoting.advertised_address"):
+            match = ADDRESS.fullmatch(values[key])
+            port = int(match[2]) if match is not None else 0
+            if 0 < port <= VIP_DISTANCE:
+                raise ConfigError(
+                    f"{key} = {show(values[key])} is not accepted: the port for old clients would be "
+                    f"{port - VIP_DISTANCE}; choose another, or set remoting.vip_listener to false",
+                    key=key,
+                )
     for topic, own in settings.store.topics.items():
         table = f'topics."{topic}"'
         key = table if own.durability is None else f"{table}.durability"
