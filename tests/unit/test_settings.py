@@ -446,8 +446,18 @@ def test_durations_have_units(text: str, duration_ms: int) -> None:
 )
 def test_numbers_beyond_decimal_arithmetic_are_refused(parse: Callable[[str], int], sign: str, unit: str) -> None:
     """With a million digits: what is asked of them must not be rounded or multiplied first."""
-    with pytest.raises(ConfigError, match="more than 2\\^63"):
+    with pytest.raises(ConfigError, match="less than -2\\^63" if sign else "more than 2\\^63"):
         parse(f"{sign}{'9' * 1_000_001}{unit}")
+
+
+@pytest.mark.parametrize("text", [f"0.{'9' * 5000}KiB", f"1.{'0' * 40}1KiB", f"{1 << 40}.{'0' * 20}1B"])
+def test_a_fraction_of_a_byte_is_not_rounded(text: str) -> None:
+    """Decimal keeps 28 digits of a product."""
+    with pytest.raises(ConfigError, match=r"^[0-9.it]{2,40} is not a whole number of bytes"):
+        parse_size(text)
+    with pytest.raises(ConfigError, match="not a whole number of milliseconds"):
+        parse_duration_ms(text.rstrip("KiB") + "s1ms")
+    assert parse_size(f"1.5{'0' * 5000}KiB") == 1536
 
 
 @pytest.mark.parametrize("text", ["", "ms", "1 s", "0.1ms", "1y", "1ns", "9" * 5000])

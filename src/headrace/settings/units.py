@@ -1,7 +1,7 @@
 """Sizes and durations as people write them: ``64MiB``, ``250ms``, ``1m30s``."""
 
 import re
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import Final
 
 from headrace.errors import ConfigError
@@ -26,6 +26,7 @@ DURATION: Final = re.compile(rf"(?:{DURATION_PART.pattern})+")
 INTEGER: Final = re.compile(r"-?[0-9]+(?:_[0-9]+)*")
 _BEYOND: Final = Decimal(1 << 63)
 """More than any setting can take: a product of what is far beyond it would overflow."""
+_MOST_SHOWN: Final = 40
 
 
 def parse_size(text: str) -> int:
@@ -40,7 +41,7 @@ def parse_size(text: str) -> int:
     factor = SIZE_UNITS.get(match[2]) if match else None
     if match is None or factor is None:
         raise ConfigError(f"a size is a number of bytes or a number with one of {', '.join(SIZE_UNITS)}")
-    return _whole(min(Decimal(match[1]), _BEYOND) * factor, "bytes")
+    return _whole_sum([(match[1], factor)], "bytes")
 
 
 def parse_duration_ms(text: str) -> int:
@@ -54,8 +55,7 @@ def parse_duration_ms(text: str) -> int:
     if not DURATION.fullmatch(text):
         raise ConfigError(f"a duration is a number of milliseconds or numbers with {', '.join(DURATION_UNITS_MS)}")
     parts = DURATION_PART.findall(text)
-    times = (min(Decimal(number), _BEYOND) * DURATION_UNITS_MS[unit] for number, unit in parts)
-    return _whole(sum(times, Decimal()), "milliseconds")
+    return _whole_sum([(number, DURATION_UNITS_MS[unit]) for number, unit in parts], "milliseconds")
 
 
 def parse_delays_ms(text: str) -> tuple[int, ...]:
@@ -67,12 +67,23 @@ def parse_delays_ms(text: str) -> tuple[int, ...]:
     return tuple(map(parse_duration_ms, text.split()))
 
 
+def _whole_sum(parts: list[tuple[str, int]], unit: str) -> int:
+    """Return the sum of numbers times their factors, as ``_whole``."""
+    with localcontext() as context:
+        # Else 28 digits of a product are kept: 0.999... of 5,000 digits was 1.
+        context.prec += sum(len(number) for number, _ in parts)
+        return _whole(sum((min(Decimal(number), _BEYOND) * factor for number, factor in parts), Decimal()), unit)
+
+
 def _whole(number: Decimal, unit: str) -> int:
     """Return the number as an int, refusing a fraction of the smallest unit, and what no setting can take."""
-    if not -_BEYOND <= number < _BEYOND:  # abs() would round it, and fail for a million digits
+    if number >= _BEYOND:  # abs() would round it, and fail for a million digits
         raise ConfigError(f"it is more than 2^63 {unit}")
+    if number < -_BEYOND:
+        raise ConfigError(f"it is less than -2^63 {unit}")
     if number != number.to_integral_value():
-        raise ConfigError(f"{number.normalize():f} is not a whole number of {unit}")
+        shown = f"{number.normalize():f}"
+        raise ConfigError(f"{shown if len(shown) <= _MOST_SHOWN else 'it'} is not a whole number of {unit}")
     return int(number)
 
 
