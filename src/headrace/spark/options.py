@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -114,9 +115,14 @@ def _pattern(name: str, text: str) -> str:
     if not text:
         raise ConfigError(f"option {name} is empty: no topic has such a name", key=name)
     try:
-        re.compile(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            re.compile(text)
     except re.error as error:
         raise ConfigError(f"option {name} is no regular expression: {error}", key=name) from None
+    except Warning as warning:  # of what a later Python takes for something else
+        remedy = "write \\ before each character of a set that stands for itself"
+        raise ConfigError(f"option {name} has no one meaning: {warning}; {remedy}", key=name) from None
     return text
 
 

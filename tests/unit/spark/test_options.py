@@ -81,6 +81,8 @@ def test_every_option_is_documented():
         ({"group": "g" * 115}, "1 to 114 letters"),
         ({"newQueues": "never"}, "earliest or latest"),
         ({"topicPattern": "("}, "no regular expression"),
+        ({"topicPattern": "[[]a"}, "option topicPattern has no one meaning: Possible nested set at position 1; write "),
+        ({"topicPattern": "t[a--b]"}, "option topicPattern has no one meaning: Possible set difference at position 3"),
         ({"topicPattern": ""}, "topicPattern is empty"),
         ({"startingOffsets": '{"t": {"b": {"0": 1, "0": 2}}}'}, "startingOffsets has '0' twice"),
         ({"assign": '{"t": {"b": [0]}, "t": {"b": [1]}}'}, "assign has 't' twice"),
