@@ -10,6 +10,7 @@ cdef class HttpPublisher(Publisher):
     cdef str _topic                         # of the request whose answer is owed
     cdef bint _is_last                      # the connection ends behind the answer that is owed
     cdef bint _is_many                      # it is owed to an /mpub
+    cdef long long _delay_ms                # that is asked for; -1: none is
 
 cdef class HttpPublishes:
     cdef object _app

@@ -254,9 +254,9 @@ cdef class HttpPublisher(Publisher):
 
     def _log(self, status):
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("HTTP request client=%s method=POST path=/%s query=topic=%s status=%d",
+            logger.debug("HTTP request client=%s method=POST path=/%s query=topic=%s%s status=%d",
                          format_address(self._connection.client or ()), "mpub" if self._is_many else "pub",
-                         self._topic, status)
+                         self._topic, f"&defer={self._delay_ms}" if self._delay_ms >= 0 else "", status)
 
 
 cdef class HttpPublishes:
@@ -293,6 +293,7 @@ cdef class HttpPublishes:
         publisher._topic = topic
         publisher._is_last = head.is_last
         publisher._is_many = head.is_many
+        publisher._delay_ms = head.delay_ms
         if head.delay_ms > 0:
             deliver_at_ms = self._server.clock.now_ms() + head.delay_ms
         if head.is_many:
