@@ -675,6 +675,26 @@ def test_a_row_that_cannot_wait_refuses_the_batch(
     assert ext_of(rig.send(semantics, rows(*"ab")))["stored"] == 2
 
 
+@pytest.mark.parametrize("value", ["false", "no", "True "])
+@pytest.mark.parametrize("beside", [{}, {"DELAY": "1"}])
+@pytest.mark.parametrize("semantics", ["sequence", "key"])
+def test_a_row_that_says_it_is_not_transactional_is_taken(
+    rig: ExactlyOnceRig, semantics: str, beside: dict[str, str], value: str
+) -> None:
+    """As SEND takes it, for which only ``true`` stands for a half message; clients of 4.9 write ``false``."""
+    assert ext_of(rig.send(semantics, [*rows("a", TRAN_MSG=value), *rows("b", **beside)]))["stored"] == 2
+    assert rig.bodies()[0] == b"a"
+
+
+def test_a_staged_row_that_says_it_is_not_transactional_is_taken(rig: ExactlyOnceRig) -> None:
+    assert ext_of(rig.send("stage", rows("a", TRAN_MSG="false")))["stored"] == 1
+
+
+@pytest.mark.parametrize("value", ["TRUE", "True"])
+def test_every_spelling_of_a_transactional_row_is_refused(rig: ExactlyOnceRig, value: str) -> None:
+    assert "row 0 is transactional" in rig.send("sequence", rows("a", TRAN_MSG=value)).remark
+
+
 @pytest.mark.parametrize("semantics", ["sequence", "key"])
 def test_rows_that_are_not_all_plain_are_bounded(
     rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch, semantics: str

@@ -381,7 +381,7 @@ def _read_messages(peer: Peer, request: SequencedSend, queue: QueueBase, special
         if row >= skip and len(body) > most:
             raise _illegal(too_large(row, len(body), most))
         properties = stored_properties(properties_of(own), peer.services.settings.cluster)
-        if properties.get("TRAN_MSG"):
+        if properties.get("TRAN_MSG", "").lower() == "true":
             raise _illegal(f"row {row} is transactional, which a batch with an identity cannot be")
         message = Message(
             topic=request.topic,

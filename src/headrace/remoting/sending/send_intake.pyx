@@ -207,7 +207,7 @@ cdef int _end_half(const char* value, const char* out, Properties* state) noexce
     """Note that a message is a half one; what is not spelled as clients do is not for this path."""
     if out - value == 4 and memcmp(value, <const char*>b"true", 4) == 0 and not state.is_half:
         state.is_half = True
-    else:
+    elif out - value != 5 or memcmp(value, <const char*>b"false", 5) != 0 or state.is_half:
         state.is_plain = False
     return 0
 
