@@ -5,6 +5,7 @@ Ref: remoting.md 1.8, 4.4, 4.11.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -36,6 +37,7 @@ _LONGEST_SHOWN: Final = 80
 Form = TypeVar("Form")
 _OBJECTS: Final = (dict, msgspec.Raw)  # read, and not read yet
 _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_HALF: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _OUTLINE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRIES: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -71,7 +73,7 @@ def read_outline(body: bytes, name: str) -> dict[str, Any]:
         members = _OUTLINE.decode(body)
         return {key: _ENTRIES.decode(raw) if key == name else msgspec.json.decode(raw) for key, raw in members.items()}
     except _MALFORMED as error:
-        raise RequestRefusedError(f"the body is malformed: {error}") from error
+        raise RequestRefusedError(f"the body is malformed: {_reason(body, error)}") from error
 
 
 def read_entry(entry: Any, name: str) -> dict[str, Any]:
@@ -93,7 +95,8 @@ def read_entries(entries: Sequence[Any], name: str) -> list[dict[str, Any]]:
         try:
             entries = msgspec.json.decode(b"[" + b",".join(entries) + b"]")
         except _MALFORMED as error:
-            raise RequestRefusedError(f"the body is malformed: {error}") from error
+            reason = _reason(b",".join(entries), error)
+            raise RequestRefusedError(f"the body is malformed: {reason}") from error
     return member_list({name: entries}, name, len(entries), "")
 
 
@@ -107,7 +110,13 @@ def read_form(body: bytes, form: msgspec.json.Decoder[Form]) -> Form:
     try:
         return form.decode(body)
     except _MALFORMED as error:
-        raise RequestRefusedError(f"the body is malformed: {error}") from error
+        raise RequestRefusedError(f"the body is malformed: {_reason(body, error)}") from error
+
+
+def _reason(body: bytes, error: Exception) -> str:
+    """Return what is wrong with a body: of half a character msgspec says that the end of the body is missing."""
+    half = _HALF.search(body) if "truncated" in str(error) else None
+    return str(error) if half is None else f"{half[0].decode()} is half of a character (byte {half.start()})"
 
 
 def _require_readable(body: bytes) -> None:

@@ -540,6 +540,12 @@ def test_states_are_read_and_written_the_quick_way(rig: RemotingRig, monkeypatch
         (b'{"known": {"topics": {"T": {"0": "x"}}}}', "$.known.topics[...][...]"),
         (b'{"known": {"topics": {"T": {0: 1}}}}', "byte"),
         (b'{"known": {"log": "x"}}', "$.known.log"),
+        (b'{"known": {"topics": null}}', "Expected `object`, got `null` - at `$.known.topics`"),
+        (rb'{"topics": ["a\ud800"]}', r"malformed: \ud800 is half of a character (byte 14)"),
+        (rb'{"topics": ["\uD83D\uDE00\udbff"]}', r"malformed: \udbff is half of a character (byte 25)"),
+        (rb'{"topics": ["\ud800x"]}', r"malformed: \ud800 is half of a character (byte 13)"),
+        (rb'{"topics": ["\udc00"]}', "surrogate"),
+        (rb'{"topics": ["a\uD83D\uDE00', "malformed: Input data was truncated"),
     ],
 )
 def test_malformed_states_are_refused(rig: RemotingRig, body: bytes, name: str) -> None:
