@@ -83,15 +83,23 @@ def queue_folders(consume_queues: Path) -> list[tuple[str, int, str]]:
     Strings, since ten thousand Path objects cost a second.
     """
     found = []
-    with os.scandir(consume_queues) as topics:
-        for topic in topics:
-            if not topic.is_dir() or not _is_text(topic.name) or topic.name == "lost+found":
-                continue  # the last one is root's, where the folder is a file system of its own
-            with os.scandir(topic.path) as queues:
-                for queue in queues:
-                    if _is_queue_id(queue.name) and queue.is_dir():
-                        found.append((topic_of_directory(topic.name), int(queue.name), queue.path))
+    for topic, path in topic_folders(consume_queues):
+        with os.scandir(path) as queues:
+            for queue in queues:
+                if _is_queue_id(queue.name) and queue.is_dir():
+                    found.append((topic, int(queue.name), queue.path))
     return sorted(found)
+
+
+def topic_folders(consume_queues: Path) -> list[tuple[str, str]]:
+    """Return (topic, path) of every folder that may hold a topic's consume queues."""
+    with os.scandir(consume_queues) as topics:
+        return [
+            (topic_of_directory(topic.name), topic.path)
+            for topic in topics
+            # The last one is root's, where the folder is a file system of its own.
+            if topic.is_dir() and _is_text(topic.name) and topic.name != "lost+found"
+        ]
 
 
 def _is_queue_id(name: str) -> bool:

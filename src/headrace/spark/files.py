@@ -22,8 +22,8 @@ from headrace.errors import StoreError
 from headrace.format import fastjson
 from headrace.format.durable_mark import decode_mark, read_mark
 from headrace.format.epochs import Epochs
-from headrace.format.layout import StoreLayout, log_files, no_log_files
-from headrace.format.names import segment_name, topic_of_directory
+from headrace.format.layout import StoreLayout, log_files, no_log_files, topic_folders
+from headrace.format.names import segment_name
 from headrace.format.record import BLANK_MAGIC, check, find
 from headrace.format.side_file import read_side_file
 from headrace.format.sparse import written_end
@@ -130,7 +130,7 @@ class StoreFiles:
         folder = self._layout.consume_queues
         found = set()
         if folder.is_dir():
-            found = {topic_of_directory(path.name) for path in folder.iterdir() if path.is_dir()}
+            found = {topic for topic, _ in topic_folders(folder)}
         with contextlib.suppress(OSError, ValueError, AttributeError):
             content = fastjson.loads((self._layout.config / "topics.json").read_bytes())
             found.update(content.get("topicConfigTable") or ())

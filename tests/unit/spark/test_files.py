@@ -248,3 +248,13 @@ def test_what_is_no_store_is_named(tmp_path):
         (tmp_path / "commitlog" / segment_name(number * 100)).write_bytes(bytes(size))
     with pytest.raises(StoreError, match=r"files of 100"):
         StoreFiles(tmp_path)
+
+
+def test_what_is_no_topic_is_not_listed(tmp_path):
+    """``lost+found`` was, where the folder of queues is a file system of its own, and a name that is no text."""
+    make_store(tmp_path)
+    queues = tmp_path / "consumequeue"
+    for name in ("lost+found", os.fsdecode(b"\xff"), "orders"):
+        (queues / name).mkdir(parents=True)
+    (queues / "file").touch()
+    assert StoreFiles(tmp_path).topics() == ["orders"]
