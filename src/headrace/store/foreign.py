@@ -248,7 +248,7 @@ def _segments(commit_log: Path, files: list[Path]) -> tuple[list[Path], int]:
 
 
 def _is_unwritten(path: Path) -> bool:
-    with path.open("rb") as file:
+    with path.open("rb") as file, naming(path):
         return not has_bytes(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 

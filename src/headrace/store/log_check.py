@@ -10,6 +10,7 @@ entries not yet written for records above the checkpoint, and everything that a 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -215,7 +216,7 @@ class LogCheck:
         if lost.is_misplaced:
             self._note_lost(lost)
         self._note_exchanged(number + 1)
-        self._judge_tail(lost)
+        self._judge_tail(number, lost)
         return False
 
     def _find_behind(self, number: int, offset: int) -> int | None:
@@ -248,9 +249,13 @@ class LogCheck:
                 continue
             yield segment, finder
 
-    def _judge_tail(self, tail: LostRange) -> None:
+    def _judge_tail(self, number: int, tail: LostRange) -> None:
         """The log ends here: cleanly, if nothing was ever written behind."""
-        is_torn = self.walk.found != UNWRITTEN or self.walk.has_bytes_behind(self.walk.position)
+        try:
+            is_torn = self.walk.found != UNWRITTEN or self.walk.has_bytes_behind(self.walk.position)
+        except OSError as error:
+            self._report_unreadable(number, error.errno or errno.EIO)
+            return
         if not is_torn or tail.first < self.mark or self.report.state == OPEN:
             return  # below the durable mark it is loss, which _finish_log reports
         self._report_torn(tail.file, tail.first, tail.reason)

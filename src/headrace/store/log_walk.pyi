@@ -80,7 +80,7 @@ class LogWalk:
     def find(self, position: int) -> int:
         """Return the first position at or behind ``position`` where a whole record of this segment begins, or -1."""
     def has_bytes_behind(self, position: int) -> bool:
-        """Return whether any byte at or behind ``position`` is not zero."""
+        """Return whether any byte at or behind ``position`` is not zero. Raises: OSError."""
     def is_whole_elsewhere(self, position: int) -> int:
         """Return the size of the record at ``position`` if all is right but its place, else 0."""
     def claims(self, position: int) -> DecodedRecord | None:

@@ -22,6 +22,7 @@ from headrace.format.record cimport (
     topic_of,
 )
 from headrace.format.record import describe
+from headrace.format.side_file import naming
 from headrace.format.sparse import has_bytes
 from headrace.store.consume_queue cimport ConsumeQueue
 from headrace.store.segment cimport Segment
@@ -173,7 +174,9 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
             command_start, command_left = -1, 0
             continue
         # The log ends here: cleanly, if nothing at all was written behind this point.
-        if found != RECORD_UNWRITTEN or has_bytes(segment.fd, position, segment_bytes):
+        with naming(segment.path):
+            is_torn = found != RECORD_UNWRITTEN or has_bytes(segment.fd, position, segment_bytes)
+        if is_torn:
             result.torn_offset = offset
             result.torn_reason = describe(found)
         break

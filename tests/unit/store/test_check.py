@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +55,37 @@ def closed(bench: StoreBench, count: int = 200) -> list[tuple[str, int, int, byt
         placed += bench.append(f"t{n % 2}", b"%03d" % n + b"x" * 1000, flush=False)
     bench.close()
     return placed
+
+
+def refuse_to_look_behind_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the disk fail where somebody looks for bytes behind the end of a log; other reads are not Python's."""
+
+    def refuse(_fd: int, _size: int, _at: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("headrace.format.sparse.os", SimpleNamespace(**vars(os) | {"pread": refuse}))
+
+
+def test_a_sector_behind_the_end_that_cannot_be_read(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole store was said to be unreadable, and no file named."""
+    bench.append("T", b"a", b"b")
+    bench.close()
+    refuse_to_look_behind_the_end(monkeypatch)
+    report = bench.check()
+    assert report.exit_code == 1
+    assert one(report, "unreadable").file == "commitlog/00000000000000000000"
+
+
+def test_a_start_names_the_file_behind_whose_end_it_cannot_look(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.append("T", b"a", b"b")
+    bench.crash()
+    with monkeypatch.context() as patch:
+        refuse_to_look_behind_the_end(patch)
+        with pytest.raises(OSError, match=r"commitlog/0{20}"):
+            bench.open()
+    bench.open()
 
 
 def test_a_whole_store(bench: StoreBench) -> None:

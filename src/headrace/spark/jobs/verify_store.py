@@ -22,7 +22,7 @@ from headrace.format.lost_ranges import LostRange, LostRanges
 from headrace.format.names import segment_name
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, whole_entries
 from headrace.format.record import BAD_OFFSET, BLANK_MAGIC, check, decode, describe
-from headrace.format.side_file import read_side_file
+from headrace.format.side_file import naming, read_side_file
 from headrace.format.side_shapes import IndexNote
 from headrace.format.sparse import has_bytes
 from headrace.settings.units import parse_delays_ms
@@ -294,7 +294,7 @@ class StoreCheck:
         path = layout.commit_log / segment_name(at // size * size)
         if at % size == 0 or not path.is_file():
             return
-        with path.open("rb") as file:
+        with path.open("rb") as file, naming(path):
             if has_bytes(file.fileno(), at % size, size):
                 self._found.add(Finding(
                     kind="torn_tail", physical_offset=at, file=layout.name_of(path),
