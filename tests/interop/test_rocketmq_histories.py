@@ -29,7 +29,7 @@ BEYOND: Final = "9"
 CLIENTS: Final = ("c1", "c2")
 BORN_MS: Final = 1_700_000_000_000
 OF_ONE_SERVER: Final = {
-    "msgId", "transactionId", "MSG_REGION", "TRACE_ON", "suggestWhichBrokerId", "indexLastUpdateTimestamp",
+    "msgId", "MSG_REGION", "TRACE_ON", "suggestWhichBrokerId", "indexLastUpdateTimestamp",
     "indexLastUpdatePhyoffset",
 }  # fmt: skip
 """Fields of answers that name the server, its log or its time, or advise."""
@@ -257,6 +257,7 @@ class Histories(RuleBasedStateMachine):
             "h": "0", "i": encode_properties(properties).decode(), "j": "0", "k": "false", "m": "false",
         }  # fmt: skip
         halves = [peer.call(RequestCode.SEND_MESSAGE_V2, ext, b"%d" % number).ext or {} for peer in self.clients[""]]
+        assert [half.get("transactionId") for half in halves] == [None, properties["UNIQ_KEY"]]
         answers = []
         for peer, half in zip(self.clients[""], halves, strict=True):
             end = {
