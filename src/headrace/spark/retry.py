@@ -46,6 +46,7 @@ class Retry:
         self.what = what
         self.retries = retries
         self.failures = 0
+        self._may_have_moved = broker != REGISTRY
 
     def succeeded(self) -> None:
         """Begin to count anew."""
@@ -61,7 +62,7 @@ class Retry:
         if isinstance(error, RemotingRefusedError) and error.code not in _BUSY:
             raise error
         self.failures += 1
-        if self.failures > self.retries:
+        if self.failures > self.retries and not self._has_moved(error):
             # The text has the cause; chained, Spark would show its traces, a page of them, before the sentence.
             raise BrokerGoneError(self.broker, self.what, self.failures, str(error)) from None
         wait_s = min(_FIRST_BACKOFF_S * 2 ** (self.failures - 1), _LONGEST_BACKOFF_S)
@@ -73,6 +74,19 @@ class Retry:
         if self.broker != REGISTRY and not isinstance(error, RequestTimeoutError):
             with contextlib.suppress(ClientError):  # the next attempt says what is wrong
                 self.cluster.brokers()
+
+    def _has_moved(self, error: ClientError) -> bool:
+        """Return whether the broker is elsewhere by now than where it was lost, as far as nobody has asked yet.
+
+        Its address may have been known for some seconds: then not the broker failed. Once, whatever registries say.
+        """
+        if not self._may_have_moved or not isinstance(error, ConnectionLostError):
+            return False
+        before = self.cluster.known_addresses().get(self.broker)
+        with contextlib.suppress(ClientError):
+            self.cluster.brokers()
+        self._may_have_moved = self.cluster.known_addresses().get(self.broker) == before
+        return not self._may_have_moved
 
 
 def insist(cluster: Cluster, broker: str, what: str, retries: int, ask: Callable[[], T]) -> T:
