@@ -73,7 +73,7 @@ appender.stderr.filter.told.type = RegexFilter
 appender.stderr.filter.told.regex = \
     (Exception in task|Abort(ing|ed) (task|job|commit)|Data source write support).*\
 |Task [0-9]+ in stage .* aborting job|Exception in statusUpdate|Executor launch task .* rejected from .*\
-|Failed to update accumulator .*
+|Failed to update accumulator .*|Error in Task(Completion|Failure)Listener
 appender.stderr.filter.told.onMatch = DENY
 appender.stderr.filter.told.onMismatch = NEUTRAL
 appender.stderr.layout.type = PatternLayout

@@ -218,6 +218,7 @@ REJECTED = (
     [
         ("Exception in task 3.0 in stage 0.0 (TID 3)", False),
         ("Exception in statusUpdate", False),
+        ("Error in TaskCompletionListener", False),
         ("Failed to update accumulator 0 (org.apache.spark.api.python.PythonAccumulatorV2) for task 47", False),
         (f"Executor launch task task 64.0 in stage 0.0 (TID 64) failed, reason: {REJECTED}", False),
         ("Executor launch task task 64.0 in stage 0.0 (TID 64) failed, reason: unable to create native thread", True),
