@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.batch import PublishBatch
 from headrace.broker.catalog import Catalog
-from headrace.broker.queue_search import places_from
+from headrace.broker.queue_search import NO_RECORD, places_from
 from headrace.clock import Clock
 from headrace.errors import SideFileError
 from headrace.format import record
@@ -79,7 +79,8 @@ class ControlRecords:
             self.catalog.applied_offset = queue.next_offset
             self.save()  # now: the next start would take as many changes from now on for applied
         for queue_offset, physical_offset in places_from(queue, self.catalog.applied_offset):
-            self._replay(queue_offset, physical_offset)
+            if physical_offset != NO_RECORD or self._store.holes:  # else cut off by a recovery: it was not answered
+                self._replay(queue_offset, physical_offset)
             self.catalog.applied_offset = queue_offset + 1
 
     def _replay(self, queue_offset: int, physical_offset: int) -> None:

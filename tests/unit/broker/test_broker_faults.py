@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ from headrace.broker.consumers.group_services import GroupServices
 from headrace.broker.pull import PullStatus, find_offset_by_time, read_queue
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import FlushError, SideFileError, StoreError, UnreadableError
+from headrace.format.names import CONTROL_TOPIC
 from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 from headrace.store.store import Store
@@ -432,6 +434,22 @@ def test_changes_behind_a_catalog_that_was_ahead_of_the_log_count(rig: BrokerRig
     rig.subscribe("d", "channel")
     rig.crash()
     assert list(rig.broker.topics["d"].channels) == ["channel"]
+
+
+def test_a_change_that_a_power_cut_took_and_nobody_was_answered_is_no_loss(
+    rig: BrokerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its queue entry reached the disk and its record did not: no start calls that a lost change."""
+    rig.broker.create_topic("kept", TopicConfig(1, 1))
+    rig.store.flush()
+    rig.broker.create_topic("not-answered", TopicConfig(1, 1))
+    rig.store.checkpoints.write_queue(rig.store.queue(CONTROL_TOPIC, 0))
+    rig.cut_power()
+    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
+    rig.broker.create_topic("later", TopicConfig(1, 1))
+    rig.restart()
+    assert {"kept", "later"} <= rig.broker.topics.keys()
+    assert "not-answered" not in rig.broker.topics
 
 
 @pytest.mark.parametrize("is_killed", [False, True])

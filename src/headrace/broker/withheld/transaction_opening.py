@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from headrace.broker.copies import RecordCopy
-from headrace.broker.queue_search import places_from
+from headrace.broker.queue_search import NO_RECORD, places_from
 from headrace.broker.torn_commands import find_torn, records_from
 from headrace.broker.withheld.half_message import FIRST_OFFSET, number_or
 from headrace.format import record
@@ -96,6 +96,8 @@ class TransactionOpening:
     def _read_from(self, queue: QueueBase, offset: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield queue offset, physical offset and record of what can be read."""
         for found, physical_offset in places_from(queue, offset):
+            if physical_offset == NO_RECORD and not self._store.holes:
+                continue  # cut off by a recovery, which said so where anything durable went with it
             raw = self._store.log.read(physical_offset)
             if raw is None:
                 self._counters.dropped += 1

@@ -746,6 +746,25 @@ def test_a_power_cut_takes_a_decision_that_was_not_durable_and_it_is_asked_again
     assert rig.bodies("T", 2) == [b"body"]
 
 
+@pytest.mark.parametrize("what", ["half", "op"])
+def test_what_a_power_cut_took_that_nobody_was_answered_is_no_loss(
+    rig: MessagingRig, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """The queue's entry reached the disk and the record did not: a filler stands for its offset from then on."""
+    half = prepare(rig)
+    rig.store.flush()
+    if what == "half":
+        prepare(rig, b"not answered")
+    else:
+        end(rig, half)
+    rig.store.checkpoints.write_queue(rig.store.queue({"half": HALF_TOPIC, "op": OP_TOPIC}[what], 0))
+    rig.cut_power()
+    assert rig.transactions.open_count == 1
+    assert rig.transactions.counters.dropped == 0
+    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR] == []
+    assert end(rig, half)
+
+
 def test_a_start_reads_from_the_noted_offsets(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing decided long ago is read again."""
     for _ in range(50):
