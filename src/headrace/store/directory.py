@@ -30,7 +30,7 @@ class Identity:
     created_ms: int
 
 
-def _sync_above(folder: Path) -> None:
+def sync_above(folder: Path) -> None:
     """Have a folder found again in the one above it; where that is not to be looked at nobody but root can do so."""
     if os.access(folder.parent, os.R_OK):
         sync_folder(folder.parent)
@@ -51,7 +51,7 @@ class StoreDirectory(StoreLayout):
             made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
             self.root.mkdir(parents=True, exist_ok=True)
             for folder in made:
-                _sync_above(folder)
+                sync_above(folder)
         except FileExistsError as error:  # a file, or a link that leads nowhere
             raise StoreError(f"{self.root} is no directory; choose another with --data-dir") from error
         except OSError as error:
@@ -145,7 +145,7 @@ class StoreDirectory(StoreLayout):
             folder.mkdir(exist_ok=True)
         # Each file is synced with the folder it is in; these folders themselves must be found again too.
         sync_folder(self.root)
-        _sync_above(self.root.resolve())
+        sync_above(self.root.resolve())
         identity = Identity(
             store_id=uuid.uuid4().hex,
             format_version=FORMAT_VERSION,

@@ -41,7 +41,7 @@ from headrace.format.side_file import naming, sync_folder, write_side_file
 from headrace.format.sparse import has_bytes, written_ranges
 from headrace.lock_file import LockHeldError, lock_folder
 from headrace.store.consume_queue import count_sound
-from headrace.store.directory import StoreDirectory
+from headrace.store.directory import StoreDirectory, sync_above
 
 STAGING: Final = "importing"
 
@@ -310,6 +310,8 @@ def copy_foreign(
     lock, is_ours = -1, False
     try:
         _make_target(target)
+        for folder in made:
+            sync_above(folder)
         lock = _lock(target)
         _require_empty(target)
         is_ours = True
@@ -509,12 +511,16 @@ def _copy_file(source: Path, target: Path) -> Iterator[int]:
 def move_up(staging: Path) -> None:
     """Make the store that was built in ``staging`` the store of the folder around it, which holds nothing else.
 
+    Whoever is told that it is there may remove the source: by then every file is found again behind a power cut.
+
     Raises:
         OSError: a part could not be moved; all are in ``staging`` again, as after an interruption.
     """
     target = staging.parent
     side = StoreDirectory(staging).side
     try:
+        for folder in (path for path in staging.rglob("*") if path.is_dir()):
+            sync_folder(folder)  # each file was synced by whoever made it, its name was not
         for path in [path for path in staging.iterdir() if path != side]:
             path.rename(target / path.name)
         for folder in (staging, target):

@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+import stat
 import struct
 import subprocess
 import sys
@@ -945,6 +946,33 @@ def test_an_import_is_there_as_a_whole_or_not_at_all(
     assert code == 0
     assert check_store(target).exit_code == 0
     assert not (target / STAGING).exists()
+
+
+def test_every_folder_of_an_import_is_found_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has read that it is imported may remove the source; a power cut must not take names from the copy then."""
+    (source / "namesrv").mkdir()
+    (source / "namesrv" / "kvConfig.json").write_text('{"configTable":{}}')
+    names: dict[int, set[str]] = {}  # that were in each folder when it was synced last
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        fsync(fd)
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            names[os.fstat(fd).st_ino] = set(os.listdir(fd))
+
+    monkeypatch.setattr(os, "fsync", note)
+    target = tmp_path / "a" / "new"
+    assert import_(source, target) == 0
+    folders = [tmp_path, target.parent, target, *(path for path in target.rglob("*") if path.is_dir())]
+    unsynced = {
+        str(folder.relative_to(tmp_path)): left
+        for folder in folders
+        if (left := {path.name for path in folder.iterdir()} - names.get(folder.stat().st_ino, set()))
+    }
+    assert unsynced.pop(".", set()) <= {"source"}
+    assert unsynced == {}
 
 
 def test_small_disk_is_refused_before_anything_is_copied(
