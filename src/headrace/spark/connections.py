@@ -5,6 +5,7 @@ Each thread has its own: a driver may run jobs beside each other, and a ``Cluste
 
 from __future__ import annotations
 
+import atexit
 import threading
 from typing import Final
 
@@ -53,6 +54,9 @@ def close_connections() -> None:
     """Close what this thread has kept; whoever asks next connects anew."""
     while _kept.clusters:
         _kept.clusters.popitem()[1].close()
+
+
+atexit.register(close_connections)  # of the main thread, whose end no job sees
 
 
 def new_cluster(source: ServersSource) -> Cluster:
