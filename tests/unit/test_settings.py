@@ -302,6 +302,17 @@ def test_variables_that_are_no_settings_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["[broker]\nname = '{}'", "[store]\nsegment_bytes = '{}'", "[nsq]\nmax_rdy_count = '{}'"]
+)
+def test_a_long_value_is_not_told_whole(tmp_path: Path, text: str) -> None:
+    """A megabyte of it was printed where one sentence was wanted."""
+    told = refusal(tmp_path, text.format("9" * 100_000))
+    assert "is not accepted: " in told
+    assert '= "9999' in told
+    assert len(told) < 1000
+
+
+@pytest.mark.parametrize(
     ("flag", "message"),
     [
         (("--store.segment-byte", "1"), "flag --store.segment-byte: unknown setting store.segment_byte; did you mean"),

@@ -19,7 +19,7 @@ from headrace.settings.load import FIELDS, build, find_entries, parse_text, read
 from headrace.settings.reference import show_value
 from headrace.settings.tree import sections
 from headrace.settings.units import parse_duration_ms
-from headrace.settings.validate import show, validate
+from headrace.settings.validate import show, show_briefly, validate
 
 FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 PASSED_ON: Final = ("$@", "$*", "${@}", "${*}")
@@ -237,7 +237,9 @@ def read_value(alias: Alias, text: str, origin: str) -> object:
     try:
         ours = READERS[alias.form](text)
     except (ConfigError, KeyError, ValueError):
-        raise ConfigError(f"{origin}: {alias.path} cannot take {show(text)}", key=alias.path, origin=origin) from None
+        raise ConfigError(
+            f"{origin}: {alias.path} cannot take {show_briefly(text)}", key=alias.path, origin=origin
+        ) from None
     return parse_text(FIELDS[alias.path], ours, origin)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from headrace.errors import ConfigError
 from headrace.settings.tree import SettingField, Settings, TopicSettings, sections, setting_fields
 from headrace.settings.units import INTEGER, parse_duration_ms, parse_size
-from headrace.settings.validate import describe_range, show, validate
+from headrace.settings.validate import describe_range, show_briefly, validate
 
 PREFIX: Final = "HEADRACE_"
 DEFAULT: Final = "default"
@@ -368,7 +368,7 @@ def parse_path(text: str) -> Path:
 def wrong_type(setting: SettingField, value: object, origin: str, reason: str = "") -> ConfigError:
     """Make the error for a value of the wrong type or form."""
     accepted = ", ".join(part for part in (reason or type_text(setting), describe_range(setting)) if part)
-    shown = show(value) if isinstance(value, str | bool | int | float | list) else str(value)
+    shown = show_briefly(value) if isinstance(value, str | bool | int | float | list) else str(value)
     return ConfigError(
         f"{origin}: {setting.path} = {shown} is not accepted: {accepted}", key=setting.path, origin=origin
     )

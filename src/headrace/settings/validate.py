@@ -17,6 +17,7 @@ TOPIC_TEXT: Final = "one name for each table, 1 to 127 of . a-z A-Z 0-9 _ - % |"
 DELAY_LEVEL: Final = re.compile(r"[0-9]{1,6}[smhd]")
 
 LONGEST_NAME: Final = 255
+_MOST_SHOWN: Final = 400
 VIP_DISTANCE: Final = 2
 """How far below the broker's port the one of old clients is (``remoting.vip_listener``)."""
 
@@ -43,7 +44,7 @@ def validate(settings: Settings) -> None:
         values[setting.path] = value
         accepted = refusal(setting, value)
         if accepted:
-            raise ConfigError(f"{setting.path} = {show(value)} is not accepted: {accepted}", key=setting.path)
+            raise ConfigError(f"{setting.path} = {show_briefly(value)} is not accepted: {accepted}", key=setting.path)
     for smaller, larger in ORDERED:
         if values[smaller] > values[larger]:
             raise ConfigError(
@@ -69,7 +70,7 @@ def validate(settings: Settings) -> None:
             port = int(match[2]) if match is not None else 0
             if 0 < port <= VIP_DISTANCE:
                 raise ConfigError(
-                    f"{key} = {show(values[key])} is not accepted: the port for old clients would be "
+                    f"{key} = {show_briefly(values[key])} is not accepted: the port for old clients would be "
                     f"{port - VIP_DISTANCE}; choose another, or set remoting.vip_listener to false",
                     key=key,
                 )
@@ -81,7 +82,7 @@ def validate(settings: Settings) -> None:
                 f"{table} is not accepted: no topic that is stored can be called so; {TOPIC_TEXT}", key=key
             )
         if own.durability not in (None, "fsync", "async"):
-            raise ConfigError(f'{key} = {show(own.durability)} is not accepted: "fsync" or "async"', key=key)
+            raise ConfigError(f'{key} = {show_briefly(own.durability)} is not accepted: "fsync" or "async"', key=key)
 
 
 def refusal(setting: SettingField, value: object) -> str:
@@ -130,6 +131,12 @@ def show(value: Any) -> str:
         return "[" + ", ".join(show(item) for item in value) + "]"
     # JSON's escapes are TOML's, but for the one control character that JSON leaves bare.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def show_briefly(value: Any) -> str:
+    """Write a value for an error: of a long one only how it begins and ends."""
+    text = show(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN // 2]}...{text[-20:]}"
 
 
 def is_address(value: object) -> bool:
