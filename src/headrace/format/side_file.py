@@ -89,6 +89,24 @@ def sync_folder(folder: str | Path) -> None:
         os.close(descriptor)
 
 
+def sync_above(folder: Path) -> None:
+    """Have a folder found again in the one above it; where that is not to be looked at nobody but root can do so."""
+    if os.access(folder.parent, os.R_OK):
+        sync_folder(folder.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, that a power cut does not take; nothing happens where it is there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in made:
+        sync_above(folder)
+
+
 def is_special(path: Path) -> bool:
     """Whether something else than a regular file is there: reading a fifo would wait for who writes to it."""
     return path.exists() and not path.is_file()

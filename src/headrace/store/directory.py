@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 
 from headrace.errors import ForeignStoreError, SideFileError, StoreError, StoreLockedError
 from headrace.format.layout import IDENTITY_BACKUP, REGISTRY, SIDE, StoreLayout
-from headrace.format.side_file import FORMAT_VERSION, read_side_file, sync_folder, write_side_file
+from headrace.format.side_file import (
+    FORMAT_VERSION,
+    make_folder,
+    read_side_file,
+    sync_above,
+    sync_folder,
+    write_side_file,
+)
 from headrace.lock_file import LockHeldError, take_lock
 
 # The registry may have run in this folder before the store was made.
@@ -30,12 +36,6 @@ class Identity:
     created_ms: int
 
 
-def sync_above(folder: Path) -> None:
-    """Have a folder found again in the one above it; where that is not to be looked at nobody but root can do so."""
-    if os.access(folder.parent, os.R_OK):
-        sync_folder(folder.parent)
-
-
 class StoreDirectory(StoreLayout):
     """One store's folder."""
 
@@ -48,10 +48,7 @@ class StoreDirectory(StoreLayout):
             StoreError: it cannot be made or read.
         """
         try:
-            made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
-            self.root.mkdir(parents=True, exist_ok=True)
-            for folder in made:
-                sync_above(folder)
+            make_folder(self.root)
         except FileExistsError as error:  # a file, or a link that leads nowhere
             raise StoreError(f"{self.root} is no directory; choose another with --data-dir") from error
         except OSError as error:

@@ -37,11 +37,11 @@ from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout, log_files, no_log_files, queue_folders
 from headrace.format.names import SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, StoredQueue
-from headrace.format.side_file import naming, sync_folder, write_side_file
+from headrace.format.side_file import make_folder, naming, sync_folder, write_side_file
 from headrace.format.sparse import has_bytes, written_ranges
 from headrace.lock_file import LockHeldError, lock_folder
 from headrace.store.consume_queue import count_sound
-from headrace.store.directory import StoreDirectory, sync_above
+from headrace.store.directory import StoreDirectory
 
 STAGING: Final = "importing"
 
@@ -310,8 +310,6 @@ def copy_foreign(
     lock, is_ours = -1, False
     try:
         _make_target(target)
-        for folder in made:
-            sync_above(folder)
         lock = _lock(target)
         _require_empty(target)
         is_ours = True
@@ -355,7 +353,7 @@ def _lock(target: Path) -> int:
 
 def _make_target(target: Path) -> None:
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        make_folder(target)
     except OSError as error:
         raise StoreError(f"cannot make {target}: {error.strerror}; choose another directory with --data-dir") from error
 

@@ -318,6 +318,20 @@ def test_two_registries_do_not_share_a_folder(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_new_folder_of_a_registry_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it answers as kept lies in it: a power cut took the folder, where its name was not synced."""
+    synced: set[str] = set()
+    real = os.fsync
+
+    def note(fd: int) -> None:
+        synced.add(os.path.realpath(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr("os.fsync", note)
+    serve(tmp_path / "made", (100, {**NAMED, "value": "broker-a:4"}))
+    assert {str(tmp_path), str(tmp_path / "made")} <= synced
+
+
 def test_folder_that_cannot_be_written_refuses_the_start(tmp_path: Path) -> None:
     """One sentence with the remedy."""
     (tmp_path / "namesrv" / "lock").mkdir(parents=True)
@@ -339,6 +353,7 @@ def test_flat_file_of_smartgo_is_read(tmp_path: Path) -> None:
 
 def test_failed_write_is_answered_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asked must know that it may not last."""
+    (tmp_path / "namesrv").mkdir()
 
     def fail(_fd: int) -> None:
         raise OSError(28, "No space left on device")
@@ -373,6 +388,7 @@ def test_request_that_changes_nothing_is_answered_when_all_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: tuple[int, dict[str, str]]
 ) -> None:
     """After a write that failed nothing is there yet: it is tried again, and answered as it ends."""
+    (tmp_path / "namesrv").mkdir()
 
     def fail(_fd: int) -> None:
         raise OSError(28, "No space left on device")

@@ -12,6 +12,8 @@ from headrace.errors import StoreError
 from headrace.format.side_file import sync_folder
 from headrace.store.directory import StoreDirectory
 
+MODULES = ("headrace.format.side_file", "headrace.store.directory")
+
 
 def test_every_folder_that_is_made_for_a_store_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A-STORE: the entry of a folder lies in the one above it, which must be on the disk as well."""
@@ -21,7 +23,8 @@ def test_every_folder_that_is_made_for_a_store_is_found_again(tmp_path: Path, mo
         synced.append(Path(folder))
         sync_folder(folder)
 
-    monkeypatch.setattr("headrace.store.directory.sync_folder", note)
+    for module in MODULES:
+        monkeypatch.setattr(f"{module}.sync_folder", note)
     directory = StoreDirectory(tmp_path / "a" / "b" / "store")
     directory.require_ours()
     directory.create_identity(1 << 20, 300_000, 1)
@@ -43,7 +46,8 @@ def test_a_store_may_lie_where_its_broker_may_not_look(
             raise PermissionError(errno.EACCES, "Permission denied", str(folder))
         sync_folder(folder)
 
-    monkeypatch.setattr("headrace.store.directory.sync_folder", refuse)
+    for module in MODULES:
+        monkeypatch.setattr(f"{module}.sync_folder", refuse)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != above)
     directory.require_ours()
     directory.create_identity(1 << 20, 300_000, 1)

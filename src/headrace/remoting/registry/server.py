@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.broker.config_file import ConfigFile, FileWriter, Saved
 from headrace.errors import SideFileError, StoreError, StoreLockedError
 from headrace.format import fastjson
+from headrace.format.side_file import make_folder
 from headrace.lock_file import LockHeldError, release_lock, take_lock
 from headrace.log_pace import LogPace
 from headrace.net.listener import connection_limit
@@ -375,7 +376,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
 def _lock_folder(folder: Path) -> int:
     """Keep a folder from other registries: each would write over what the other was told."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return take_lock(folder / LOCK_FILE)
     except LockHeldError as error:
         raise StoreLockedError(
