@@ -271,6 +271,7 @@ class Checkpoints:
         if clean:
             for queue in filled.values():
                 queue.drop_last_fillers()
+            self._sync_queues([queue for queue in filled.values() if queue.dirty_files])
 
     def begin_anew(self) -> None:
         """Note that nothing of the queues is on the disk, before their files are removed to be made anew. Blocks.
@@ -289,10 +290,13 @@ class Checkpoints:
             payload["queue_ends"] = queue_ends_row(self.queue_ends)
         write_side_file(self._directory.checkpoint, "checkpoint", payload)
         # RocketMQ's own checkpoint: three store timestamps (log, queues, index) in a file of one page. Replaced, for
-        # what is in its place may be no file: a fifo waits for a reader.
+        # what is in its place may be no file: a fifo waits for a reader. Nobody reads it but behind a clean end.
         path = self._directory.rocketmq_checkpoint
         beside = path.with_name(path.name + ".new")
         with naming(beside), open_anew(beside) as file:
             file.write(struct.pack(">qqq", now, now, now).ljust(ROCKETMQ_CHECKPOINT_BYTES, b"\0"))
+            if clean:
+                file.flush()
+                os.fsync(file.fileno())
         beside.replace(path)
         self.offset = target

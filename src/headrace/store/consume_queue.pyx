@@ -711,6 +711,7 @@ cdef class ConsumeQueue(QueueBase):
                 if file_start < end_byte or file_start <= self.first_offset * ENTRY_BYTES:
                     os.truncate(path, end_byte - file_start)
                     os.truncate(path, file_bytes)
+                    self.dirty_files.add(file_start)
                 else:
                     os.unlink(path)
             file_start += file_bytes

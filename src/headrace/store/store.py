@@ -232,6 +232,8 @@ class Store:
         if self.mark.is_damaged or (was_clean and len(self.log.segments) > 0 and not self.mark.is_whole):
             logger.warning("durable mark damaged, set anew from the log path=%s", self.directory.durable_mark)
         self.directory.abort.touch()
+        if was_clean:  # now: without it what a power cut leaves would count as damage of a closed store
+            sync_folder(self.directory.root)
         opening = Opening(self)
         self.recovery = opening.recover(was_clean, on_scanned)
         self.epochs, self._holes = opening.epochs, opening.holes
@@ -603,7 +605,8 @@ class Store:
             self.checkpoints.write_all(self.log.end_offset, clean=True)
             self.mark.sync()
             self.boot_note.remove()
-            sync_folder(self.directory.side)
+            for folder in (self.directory.side, self.directory.root):
+                sync_folder(folder)
             self.directory.abort.unlink(missing_ok=True)
         except (OSError, UnsyncedError) as error:
             logger.error("clean end not noted, the next start recovers error=%s", error)

@@ -7,8 +7,11 @@ below. Ref: docs/formats/consume-queue.md, "Entry".
 from __future__ import annotations
 
 import logging
+import os
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,6 +139,36 @@ def test_an_end_that_is_killed_forgets_nothing(
     bench.open()
     assert "rebuilt" not in caplog.text
     assert bench.append("t", b"new")[0][1] == 50
+
+
+def test_a_clean_end_is_noted_when_all_of_it_is_on_the_disk(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut right behind it left files of another length, and a closed store that counts as damaged."""
+    bench.append("t", b"one")
+    cut_off(bench, b"a", b"b")
+    steps: list[tuple[str, str]] = []
+
+    def note(owner: object, name: str, path_of: Callable[..., str]) -> None:
+        real = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> object:
+            steps.append((name, path_of(*args)))
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("fsync", "fdatasync"):
+        note(os, name, lambda fd: os.path.realpath(f"/proc/self/fd/{fd}"))
+    note(os, "truncate", lambda path, size: str(path))
+    note(Path, "unlink", str)
+    bench.store.close()
+    end = steps.index(("unlink", str(bench.root / "abort")))
+    queue_file = str(bench.root / "consumequeue/t/0" / f"{0:020d}")
+    behind_cut = len(steps) - steps[::-1].index(("truncate", queue_file))
+    assert ("fdatasync", queue_file) in steps[behind_cut:end]
+    assert ("fsync", str(bench.root / "checkpoint.new")) in steps[:end]
+    assert ("fsync", str(bench.root)) in steps[:end]
+    monkeypatch.undo()
+    bench.open()
 
 
 def test_the_checker_names_what_was_given_up(bench: StoreBench) -> None:

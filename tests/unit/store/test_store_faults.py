@@ -702,6 +702,22 @@ def test_folders_of_a_new_store_are_synced(tmp_path: Path, monkeypatch: pytest.M
     assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "commitlog")} <= synced
 
 
+def test_a_power_cut_leaves_no_open_store_that_looks_closed(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``abort`` the checker calls damage what a power cut may leave: a torn tail, half a command."""
+    bench.close()
+    synced: list[bool] = []
+    real = os.fsync
+
+    def note(fd: int) -> None:
+        real(fd)
+        if os.path.samestat(os.fstat(fd), bench.root.stat()):
+            synced.append((bench.root / "abort").exists())
+
+    monkeypatch.setattr("os.fsync", note)
+    bench.open()
+    assert True in synced
+
+
 def test_damage_is_named_up_to_a_bound(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
     """A log full of damage must neither fill memory nor the log file; the counter goes on."""
     with caplog.at_level(logging.ERROR):
