@@ -103,6 +103,8 @@ class ConsumeQueue(QueueBase):
     def drop_last_fillers(self) -> None:
         """Take the fillers behind the last record's entry out of the files. For the end: memory keeps them.
 
+        What was cut is to be synced.
+
         Raises:
             OSError: a file could not be cut.
         """
