@@ -14,6 +14,7 @@ does without. ``cause`` says why, from the first moment on.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.net.address import format_address, peer_of
@@ -74,6 +75,7 @@ class Connection(Wire, asyncio.BufferedProtocol):
         self._high_water_bytes = high_water_bytes
         self._unread_replies_bytes = 0  # of replies, written since the peer is behind
         self._blocking_bytes = 0  # of the write behind which it was
+        self._borrowed: deque[tuple[int, int]] = deque()  # where views that may wait begin and end in what was written
 
     # -- what a protocol overrides -------------------------------------------------------------------------------
 
@@ -164,6 +166,16 @@ class Connection(Wire, asyncio.BufferedProtocol):
             if self._unread_replies_bytes > most:
                 self.pause(Pause.REPLIES)
 
+    def write_view(self, data: memoryview) -> None:
+        """Write what is borrowed from elsewhere, and takes no memory of this connection while it waits."""
+        size = len(data)
+        self._forget_taken(self._transport.get_write_buffer_size())
+        self._borrowed.append((self._written_bytes, self._written_bytes + size))
+        self._written_bytes += size
+        self._last_bytes = 0
+        self._traffic.bytes_out += size
+        self._transport.write(data)
+
     def pause_writing(self) -> None:
         """Note that the peer does not read as fast as it is sent to; the transport calls this."""
         self._traffic.write_pauses += 1
@@ -182,13 +194,27 @@ class Connection(Wire, asyncio.BufferedProtocol):
         self.on_writable()
 
     def waiting_bytes(self) -> int:
-        """Return how many bytes wait in memory for the peer to take them.
+        """Return how many bytes wait in memory for the peer to take them, without those that are borrowed.
 
         What was written at once stays there until all of it is taken.
         """
         left_bytes = self._transport.get_write_buffer_size()
         write_bytes = self._blocking_bytes if self.is_blocked else self._last_bytes
-        return max(left_bytes, write_bytes) if left_bytes else 0
+        return max(left_bytes - self._borrowed_bytes(left_bytes), write_bytes) if left_bytes else 0
+
+    def _borrowed_bytes(self, left_bytes: int) -> int:
+        """Return how much of the last ``left_bytes`` that were written is borrowed."""
+        if not self._borrowed:
+            return 0
+        taken = self._forget_taken(left_bytes)
+        return sum(end - max(start, taken) for start, end in self._borrowed)
+
+    def _forget_taken(self, left_bytes: int) -> int:
+        """Forget the views that are out while ``left_bytes`` wait; return how many bytes are out."""
+        taken = self._written_bytes - left_bytes
+        while self._borrowed and self._borrowed[0][1] <= taken:
+            self._borrowed.popleft()
+        return taken
 
     # -- input ---------------------------------------------------------------------------------------------------
 

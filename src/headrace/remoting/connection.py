@@ -457,7 +457,7 @@ class RemotingConnection(RequestConnection):
         if self.is_closing() or not body:
             return
         self._send_outgoing()
-        self.write(body)
+        self.write_view(body)
         # It asked for all of this: as long as it comes, the client is not idle.
         self._deadlines.last_command_ms = self._clock.monotonic_ms()
 

@@ -238,3 +238,28 @@ def test_what_was_written_at_once_waits_until_all_of_it_is_taken() -> None:
     transport.waiting_bytes = 20
     told.resume_writing()
     assert told.waiting_bytes() == 20
+
+
+def test_what_is_borrowed_waits_elsewhere() -> None:
+    """It is told from what stands before, between and behind it, also when the peer has taken a part."""
+    transport = Transport()
+    told, _ = told_of(ManualClock(), transport)
+    told.write(b"x" * 10)
+    transport.waiting_bytes = 10
+    told.write_view(memoryview(b"v" * 1000))
+    told.write(b"x" * 20)
+    transport.waiting_bytes = 1030
+    told.write_view(memoryview(b"v" * 2000))
+    told.write(b"x" * 30)
+    for left, waiting in ((3060, 60), (3050, 50), (2100, 50), (2050, 50), (2040, 40), (1030, 30), (30, 30), (10, 30)):
+        transport.waiting_bytes = left
+        assert told.waiting_bytes() == waiting
+    transport.waiting_bytes = 0
+    told.write_view(memoryview(b"v" * 4000))
+    transport.waiting_bytes = 4000
+    told.pause_writing()
+    assert told.waiting_bytes() == 0
+    assert len(told._borrowed) == 1
+    told.write(b"x" * 100)
+    transport.waiting_bytes = 3000
+    assert told.waiting_bytes() == 100

@@ -20,6 +20,7 @@ from headrace import testing
 from headrace.broker.pull import PullResult, PullStatus
 from headrace.errors import FlushError
 from headrace.net.connection import Pause
+from headrace.net.timer_wheel import TICK_MS
 from headrace.remoting import server
 from headrace.remoting.codec import encode_request
 from headrace.remoting.codes import RequestCode
@@ -1003,6 +1004,25 @@ def test_clients_that_do_not_read_are_bounded_together(caplog: pytest.LogCapture
             assert reader.call(11, fields)[0]["code"] == 0
         assert 1 <= closed < len(deaf)
     assert "setting=remoting.max_unread_bytes" in caplog.text
+
+
+def test_what_readers_of_the_log_have_waiting_is_not_counted() -> None:
+    """It is the log's, no copy: all of a cluster's readers may be slower than the broker at once."""
+    settings = {"remoting__max_unread_bytes": 2 << 20, "remoting__write_high_water_bytes": 1 << 20}
+    with (
+        testing.broker(**settings, store__segment_bytes=32 << 20, registry__enabled=False) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        readers = [stack.enter_context(RemotingSocket(running.remoting)) for _ in range(3)]
+        publish(readers[0], "Large", *[bytes(4_000_000)] * 2)
+        opaques = [reader.send(RequestCode.READ_LOG, {"offset": 0, "maxBytes": 8 << 20}) for reader in readers]
+        began = time.monotonic()
+        while metric(running, "headrace_remoting_write_pauses_total") < len(readers) and time.monotonic() < began + 10:
+            time.sleep(0.05)
+        time.sleep(2.5 * TICK_MS / 1000)
+        for reader, opaque in zip(readers, opaques, strict=True):
+            header, content = reader.receive_response(opaque)
+            assert (header["code"], len(content) > 8_000_000) == (0, True)
 
 
 def test_refused_offset_of_a_pull_does_not_answer_it(client: RemotingSocket) -> None:
