@@ -1,5 +1,7 @@
 """A bound on what all connections of a server hold for peers that do not read, where each has one of its own besides.
 
+One that holds all of it alone is left to that one: what it asked for may be larger than all that may wait.
+
 What waits can grow by no more than what is written. So all connections are looked at, 0.1 us each, only when enough has
 been written since the last look for the bound to be reached. Memory of one that is cut comes free when the loop comes
 round.
@@ -23,7 +25,8 @@ class UnreadBound:
     """Says which connections to cut when all of them together hold too much.
 
     Attributes:
-        most_bytes: What they may hold. It is exceeded by a sixteenth, and what is written between two questions.
+        most_bytes: What they may hold. It is exceeded by a sixteenth, what is written between two questions, and what
+            one of them holds alone.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -43,7 +46,7 @@ class UnreadBound:
         holding.sort(key=lambda each: each[1], reverse=True)
         held_bytes = sum(size for _, size in holding)
         cut = []
-        for each in holding:
+        for each in holding[:-1]:
             if held_bytes <= self.most_bytes:
                 break
             cut.append(each)

@@ -46,14 +46,20 @@ def test_those_with_most_are_named_until_the_rest_keeps_the_bound(most: int, cut
 
 def test_nobody_is_looked_at_before_the_bound_can_be_reached() -> None:
     """What waits grows by what is written, at most."""
-    bound, holder = UnreadBound(1000), Holder(400)
+    bound, holder, other = UnreadBound(1000), Holder(399), Holder(1)
     looks = []
     for written in (999, 1000, 1599):
-        assert excess(bound, written, [holder]) == []
+        assert excess(bound, written, [holder, other]) == []
         looks.append(holder.looks)
     assert looks == [0, 1, 1]
-    holder.waiting = 1001
-    assert excess(bound, 1600, [holder]) == [1001]
+    holder.waiting = 1000
+    assert excess(bound, 1600, [holder, other]) == [1000]
+
+
+@pytest.mark.parametrize(("sizes", "cut"), [([5000], []), ([0, 5000], []), ([5000, 0, 6000, 7000], [7000, 6000])])
+def test_who_holds_all_of_it_alone_has_a_bound_of_its_own(sizes: list[int], cut: list[int]) -> None:
+    """What it asked for may be larger than all that may wait: it could never be told."""
+    assert excess(UnreadBound(1000), 2000, [Holder(size) for size in sizes]) == cut
 
 
 def test_at_the_bound_not_every_question_is_a_look() -> None:
@@ -95,8 +101,9 @@ def test_one_that_was_cut_and_is_not_gone_yet_counts_no_more() -> None:
 def test_a_peer_that_falls_behind_has_it_looked_at() -> None:
     """The tick may be far away: the connection itself has most here."""
     bench = Bench(max_unread_bytes=1 << 20, write_high_water_bytes=300_000)
-    client = bench.client()
+    client, other = bench.client(), bench.client()
     client.transport.waiting += bytes(2 << 20)
+    other.transport.waiting += b"x"
     bench.server.counters.bytes_out = 2 << 20
     client.connection.pause_writing()
     assert (client.connection.cause, client.transport.aborted) == ("unread", True)
@@ -107,12 +114,14 @@ def test_the_timer_has_it_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         server, holder = server_of(1000), Holder(1001)
-        server.connections.add(holder)
+        for each in (holder, Holder(1)):
+            server.connections.add(each)
         server.counters.bytes_out = 1001
         await server.listen("127.0.0.1:0", asyncio.Protocol)
         async with asyncio.timeout(10):
             await holder.is_cut.wait()
-        server.connections.remove(1, holder.cause)
+        for number in (1, 2):
+            server.connections.remove(number, holder.cause)
         await server.stop()
 
     asyncio.run(run())

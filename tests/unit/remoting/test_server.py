@@ -1025,6 +1025,20 @@ def test_what_readers_of_the_log_have_waiting_is_not_counted() -> None:
             assert (header["code"], len(content) > 8_000_000) == (0, True)
 
 
+def test_one_client_alone_gets_an_answer_larger_than_all_may_have_waiting() -> None:
+    """It would be cut with every attempt, however well it reads."""
+    settings = {"remoting__max_unread_bytes": 1 << 20, "remoting__write_high_water_bytes": 65_536}
+    with (
+        testing.broker(**settings, store__segment_bytes=8 << 20, registry__enabled=False) as running,
+        RemotingSocket(running.remoting) as client,
+    ):
+        publish(client, "Large", bytes(4_000_000))
+        opaques = [client.send(11, pull_fields("AloneG", "Large", sysFlag=4, subscription="*")) for _ in range(3)]
+        time.sleep(2.5 * TICK_MS / 1000)
+        for opaque in opaques:
+            assert client.receive_response(opaque)[0]["code"] == 0
+
+
 def test_refused_offset_of_a_pull_does_not_answer_it(client: RemotingSocket) -> None:
     """remoting.md 4.4: one answer, when there is a message; the refusal is only counted."""
     publish(client, "Odd", b"first")
