@@ -116,7 +116,11 @@ def read_form(body: bytes, form: msgspec.json.Decoder[Form]) -> Form:
 def _reason(body: bytes, error: Exception) -> str:
     """Return what is wrong with a body: of half a character msgspec says that the end of the body is missing."""
     half = _HALF.search(body) if "truncated" in str(error) else None
-    return str(error) if half is None else f"{half[0].decode()} is half of a character (byte {half.start()})"
+    if half is None:
+        return str(error)
+    before = body[: half.start()]
+    is_text = (len(before) - len(before.rstrip(b"\\"))) % 2  # the backslash is written by the one in front of it
+    return str(error) if is_text else f"{half[0].decode()} is half of a character (byte {half.start()})"
 
 
 def _require_readable(body: bytes) -> None:

@@ -545,7 +545,9 @@ def test_states_are_read_and_written_the_quick_way(rig: RemotingRig, monkeypatch
         (rb'{"topics": ["\uD83D\uDE00\udbff"]}', r"malformed: \udbff is half of a character (byte 25)"),
         (rb'{"topics": ["\ud800x"]}', r"malformed: \ud800 is half of a character (byte 13)"),
         (rb'{"topics": ["\udc00"]}', "surrogate"),
+        (rb'{"topics": ["\\\ud800"]}', r"malformed: \ud800 is half of a character (byte 15)"),
         (rb'{"topics": ["a\uD83D\uDE00', "malformed: Input data was truncated"),
+        (rb'{"topics": ["\\ud800", "a', "malformed: Input data was truncated"),
     ],
 )
 def test_malformed_states_are_refused(rig: RemotingRig, body: bytes, name: str) -> None:
