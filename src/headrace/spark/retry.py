@@ -51,6 +51,7 @@ class Retry:
     def succeeded(self) -> None:
         """Begin to count anew."""
         self.failures = 0
+        self._may_have_moved = self.broker != REGISTRY
 
     def failed(self, error: ClientError) -> None:
         """Wait before the next attempt.
@@ -78,7 +79,8 @@ class Retry:
     def _has_moved(self, error: ClientError) -> bool:
         """Return whether the broker is elsewhere by now than where it was lost, as far as nobody has asked yet.
 
-        Its address may have been known for some seconds: then not the broker failed. Once, whatever registries say.
+        Its address may have been known for some seconds: then not the broker failed. Once in a row, whatever registries
+        say.
         """
         if not self._may_have_moved or not isinstance(error, ConnectionLostError):
             return False

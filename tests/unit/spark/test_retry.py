@@ -8,7 +8,7 @@ from headrace.errors import ClientError, ConnectionLostError, RequestTimeoutErro
 from headrace.remoting.blocking import Cluster
 from headrace.spark import retry
 from headrace.spark.errors import BrokerGoneError
-from headrace.spark.retry import insist
+from headrace.spark.retry import Retry, insist
 
 
 class MovingCluster:
@@ -67,3 +67,14 @@ def test_a_broker_that_does_not_answer_has_not_moved() -> None:
         "old",
         "gone",
     ]
+
+
+def test_a_broker_that_has_served_since_may_move_again() -> None:
+    """A long read asks one broker many times."""
+    cluster = MovingCluster("1", "2", "2", "3")
+    retry_of = Retry(cast("Cluster", cluster), "b", "its log", 0)
+    for address in ("1", "2"):
+        retry_of.failed(ConnectionLostError(address, "refused"))
+        retry_of.succeeded()
+    with pytest.raises(BrokerGoneError):
+        retry_of.failed(ConnectionLostError("3", "refused"))
