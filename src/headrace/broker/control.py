@@ -79,7 +79,7 @@ class ControlRecords:
             self.catalog.applied_offset = queue.next_offset
             self.save()  # now: the next start would take as many changes from now on for applied
         for queue_offset, physical_offset in places_from(queue, self.catalog.applied_offset):
-            if physical_offset != NO_RECORD or self._store.holes:  # else cut off by a recovery: it was not answered
+            if physical_offset != NO_RECORD or self._store.has_losses:  # else cut off, and was not answered
                 self._replay(queue_offset, physical_offset)
             self.catalog.applied_offset = queue_offset + 1
 

@@ -560,6 +560,11 @@ class Store:
         """The damaged ranges of the log that are known."""
         return list(self._holes)
 
+    @property
+    def has_losses(self) -> bool:
+        """Whether what was durable is known to be lost: in holes of the log, or at its end as this start found it."""
+        return bool(self._holes or self.recovery.lost_bytes)
+
     def abandon(self) -> None:
         """Let go of files and threads without writing anything more, as a killed process does: for tests."""
         self._closed = True

@@ -452,6 +452,21 @@ def test_a_change_that_a_power_cut_took_and_nobody_was_answered_is_no_loss(
     assert "not-answered" not in rig.broker.topics
 
 
+def test_an_answered_change_that_is_lost_at_the_end_of_the_log_is_named(
+    rig: BrokerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end is cut off there as behind a power cut, but what was durable went with it."""
+    rig.broker.create_topic("kept", TopicConfig(1, 1))
+    rig.store.flush()
+    kept, number = rig.store.log.end_offset, rig.store.queue(CONTROL_TOPIC, 0).next_offset
+    rig.broker.create_topic("lost", TopicConfig(1, 1))
+    rig.store.flush()
+    rig.store.checkpoints.write_queue(rig.store.queue(CONTROL_TOPIC, 0))
+    rig.lose_log(kept)
+    assert f"control record unreadable, its change is lost queue_offset={number}" in caplog.text
+    assert "lost" not in rig.broker.topics
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_snapshot_from_before_clamped_positions_is_not_kept_beneath_the_next(rig: BrokerRig, is_killed: bool) -> None:
     """What it calls finished are other messages by now: they were lost where the next snapshot was damaged."""

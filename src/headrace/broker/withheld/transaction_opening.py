@@ -96,8 +96,8 @@ class TransactionOpening:
     def _read_from(self, queue: QueueBase, offset: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield queue offset, physical offset and record of what can be read."""
         for found, physical_offset in places_from(queue, offset):
-            if physical_offset == NO_RECORD and not self._store.holes:
-                continue  # cut off by a recovery, which said so where anything durable went with it
+            if physical_offset == NO_RECORD and not self._store.has_losses:
+                continue  # cut off by a recovery, and nobody was answered
             raw = self._store.log.read(physical_offset)
             if raw is None:
                 self._counters.dropped += 1

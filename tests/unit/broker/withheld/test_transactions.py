@@ -765,6 +765,19 @@ def test_what_a_power_cut_took_that_nobody_was_answered_is_no_loss(
     assert end(rig, half)
 
 
+def test_an_answered_half_message_that_is_lost_at_the_end_of_the_log_is_named(
+    rig: MessagingRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end is cut off there as behind a power cut, but what was durable went with it."""
+    prepare(rig)
+    lost = prepare(rig, b"answered" * 20)
+    rig.close()
+    rig.damage(lost[1])
+    rig._open()
+    assert rig.transactions.counters.dropped == 1
+    assert f"record of a transaction lost topic={HALF_TOPIC} queue_offset={lost[0]}" in caplog.text
+
+
 def test_a_start_reads_from_the_noted_offsets(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing decided long ago is read again."""
     for _ in range(50):
