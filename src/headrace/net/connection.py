@@ -75,7 +75,8 @@ class Connection(Wire, asyncio.BufferedProtocol):
         self._high_water_bytes = high_water_bytes
         self._unread_replies_bytes = 0  # of replies, written since the peer is behind
         self._blocking_bytes = 0  # of the write behind which it was
-        self._borrowed: deque[tuple[int, int]] = deque()  # where views that may wait begin and end in what was written
+        # Where views that may wait begin and end in what was written; None: there was no view, as with most.
+        self._borrowed: deque[tuple[int, int]] | None = None
 
     # -- what a protocol overrides -------------------------------------------------------------------------------
 
@@ -169,7 +170,9 @@ class Connection(Wire, asyncio.BufferedProtocol):
     def write_view(self, data: memoryview) -> None:
         """Write what is borrowed from elsewhere, and takes no memory of this connection while it waits."""
         size = len(data)
-        self._forget_taken(self._transport.get_write_buffer_size())
+        if self._borrowed is None:
+            self._borrowed = deque()
+        _forget_below(self._written_bytes - self._transport.get_write_buffer_size(), self._borrowed)
         self._borrowed.append((self._written_bytes, self._written_bytes + size))
         self._written_bytes += size
         self._last_bytes = 0
@@ -206,15 +209,9 @@ class Connection(Wire, asyncio.BufferedProtocol):
         """Return how much of the last ``left_bytes`` that were written is borrowed."""
         if not self._borrowed:
             return 0
-        taken = self._forget_taken(left_bytes)
-        return sum(end - max(start, taken) for start, end in self._borrowed)
-
-    def _forget_taken(self, left_bytes: int) -> int:
-        """Forget the views that are out while ``left_bytes`` wait; return how many bytes are out."""
-        taken = self._written_bytes - left_bytes
-        while self._borrowed and self._borrowed[0][1] <= taken:
-            self._borrowed.popleft()
-        return taken
+        taken_bytes = self._written_bytes - left_bytes
+        _forget_below(taken_bytes, self._borrowed)
+        return sum(end - max(start, taken_bytes) for start, end in self._borrowed)
 
     # -- input ---------------------------------------------------------------------------------------------------
 
@@ -274,3 +271,9 @@ class Connection(Wire, asyncio.BufferedProtocol):
         transport = self._transport
         waiting_bytes = unacknowledged_bytes(transport) if transport.get_write_buffer_size() else 0
         return self._deadlines.is_write_overdue(now_ms, self._written_bytes, waiting_bytes)
+
+
+def _forget_below(taken_bytes: int, borrowed: deque[tuple[int, int]]) -> None:
+    """Forget the views that are out."""
+    while borrowed and borrowed[0][1] <= taken_bytes:
+        borrowed.popleft()

@@ -259,7 +259,7 @@ def test_what_is_borrowed_waits_elsewhere() -> None:
     transport.waiting_bytes = 4000
     told.pause_writing()
     assert told.waiting_bytes() == 0
-    assert len(told._borrowed) == 1
+    assert len(told._borrowed or ()) == 1
     told.write(b"x" * 100)
     transport.waiting_bytes = 3000
     assert told.waiting_bytes() == 100
