@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from typing import NoReturn
 
@@ -23,3 +24,10 @@ def require_ipv6() -> None:
             sock.bind(("::1", 0))
     except OSError as error:
         cannot_run(f"this machine has no IPv6: {error}")
+
+
+def require_open_files(count: int) -> None:
+    """Skip the test, in CI fail it, where a process may not have so many files and sockets open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if limit != resource.RLIM_INFINITY and limit < count:
+        cannot_run(f"a process may have {limit:,} files open here, and {count:,} are needed: see ulimit -Hn")

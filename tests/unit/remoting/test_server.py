@@ -42,6 +42,7 @@ from tests.support.remoting import (
     send_fields,
     subscription,
 )
+from tests.support.toolchain import require_open_files
 
 
 @pytest.fixture(scope="module")
@@ -1342,6 +1343,7 @@ def test_a_topic_made_by_a_send_is_in_the_file_of_topics_when_that_is_answered(
 
 def test_connections_take_no_threads(broker: testing.RunningBroker) -> None:
     """A-NET-02: hundreds of clients, each with a pull that waits, are served by the threads of a few."""
+    require_open_files(1_500)  # both ends of each connection are here
 
     def threads() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
