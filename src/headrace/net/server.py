@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from headrace.net.busy_poll import BusyPoll
@@ -224,12 +224,17 @@ class StreamServer(Generic[C]):
     def cut_unread(self) -> None:
         """Cut the connections with most output that waits for its peer, while all together have too much."""
         bound = self.unread_bound
-        served = (connection for connection in self.connections if connection.cause != _UNREAD)
-        for connection, size in bound.excess(self.counters.bytes_out, served):
+        for connection, size in bound.excess(self.counters.bytes_out, self._uncut()):
             self.refusal_log.note_unread(
                 connection.remote_address, size, f"{self._protocol}.max_unread_bytes", bound.most_bytes
             )
             connection.abort(_UNREAD)
+
+    def _uncut(self) -> Iterator[C]:
+        """Walk the connections that were not cut yet; the copy of them is made when the walk begins."""
+        for connection in self.connections:
+            if connection.cause != _UNREAD:
+                yield connection
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
 from headrace.clock import ManualClock
+from headrace.net.connections import OpenConnections
 from headrace.net.server import StreamServer
 from headrace.net.unread_bound import STEPS, UnreadBound
 from headrace.net.wire import TrafficCounters
@@ -96,6 +98,21 @@ def test_one_that_was_cut_and_is_not_gone_yet_counts_no_more() -> None:
     for server.counters.bytes_out in (1700, 5000):
         server.cut_unread()
     assert holders[1].cause == ""
+
+
+def test_connections_are_not_even_listed_before_the_bound_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked with each tick, and whenever a peer falls behind."""
+    server = server_of(1000)
+    listed: list[int] = []
+
+    def walk(connections: OpenConnections[Any]) -> Iterator[Any]:
+        listed.append(len(connections))
+        return iter([])
+
+    monkeypatch.setattr(OpenConnections, "__iter__", walk)
+    for server.counters.bytes_out in (999, 1000):
+        server.cut_unread()
+        assert len(listed) == server.counters.bytes_out - 999
 
 
 def test_a_peer_that_falls_behind_has_it_looked_at() -> None:
