@@ -1020,6 +1020,7 @@ def test_what_readers_of_the_log_have_waiting_is_not_counted() -> None:
         began = time.monotonic()
         while metric(running, "headrace_remoting_write_pauses_total") < len(readers) and time.monotonic() < began + 10:
             time.sleep(0.05)
+        assert metric(running, "headrace_remoting_write_pauses_total") >= len(readers)
         time.sleep(2.5 * TICK_MS / 1000)
         for reader, opaque in zip(readers, opaques, strict=True):
             header, content = reader.receive_response(opaque)
