@@ -12,7 +12,7 @@ import pytest
 
 import headrace.errors
 from headrace.errors import AccessDeniedError, FlushError, HeadraceError, RequestError, StoreError, row_of
-from headrace.nsq.http import HTTP_REFUSALS
+from headrace.nsq.http_api import HTTP_REFUSALS
 from headrace.nsq.refusal import TCP_REFUSALS, refusal_of
 from headrace.remoting.reply import RESPONSE_CODES
 

@@ -2,8 +2,8 @@
 
 A request becomes a ``Request``, a handler turns it into a ``Reply``, and nothing is streamed: bodies are bounded and
 answers are small. Handlers call the synchronous core on the loop and wait only for bodies and for durability: what is
-answered ``OK`` survives a crash. Routing, redirects and the order of checks are those of nsqd 1.3.0 (Go's httprouter),
-because scripts and nsqadmin rely on the codes; ``tests/interop/test_nsq_http.py`` compares the two request by request.
+answered ``OK`` survives a crash. ``http_api`` has the routing, ``tests/interop/test_nsq_http.py`` compares with nsqd,
+request by request.
 
 Topic and channel names may end in ``#tmp`` here, LMQ's spelling of ``#ephemeral``.
 
@@ -15,56 +15,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from headrace.batch import PublishBatch
 from headrace.errors import (
-    AccessDeniedError,
-    ChannelNotFoundError,
-    ClosingError,
-    HeadraceError,
-    InvalidDelayError,
-    InvalidFilterError,
-    InvalidNameError,
-    MessageNotFoundError,
     MessageTooLargeError,
-    NoMemoryError,
-    NotInFlightError,
-    OffsetOutOfRangeError,
     ProtocolError,
-    QuotaExceededError,
-    RequestError,
     StoreError,
-    TooManyConsumersError,
-    TopicNotFoundError,
-    row_of,
 )
 from headrace.log_pace import LogPace
-from headrace.net.address import born_of, format_address, peer_of
-from headrace.net.http import BodyReader, HttpCounters, HttpLimits, Receive, Scope, Send
+from headrace.net.address import born_of
+from headrace.net.http import BodyReader, HttpCounters, HttpLimits
 from headrace.nsq import mpub
 from headrace.nsq.config_options import LEVELS, LOG_LEVEL, NodeFacts, log_level, port_of, read_options
+from headrace.nsq.http_api import DONE, Handler, HttpApi, Routes
 from headrace.nsq.http_request import (
     CONFIG_PATH,
     CONFIG_PREFIX,
     JSON_TYPE,
-    NSQ_HEADER,
     TEXT_TYPE,
     HttpRefusal,
     Reply,
     Request,
     channel_arguments,
-    find_similar_path,
     json_reply,
     name_filter,
     parse_integer,
-    redirect,
-    route_of,
     topic_argument,
 )
 from headrace.nsq.stats import (
@@ -94,36 +73,11 @@ PORTION_MESSAGES: Final = 65_536
 the next portion of a body that holds more."""
 NAMED_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 
-# What each refusal of the core is over HTTP. Subclasses that are not named here answer as their base does.
-HTTP_REFUSALS: Final[Mapping[type[HeadraceError], tuple[int, str]]] = {
-    TopicNotFoundError: (404, "TOPIC_NOT_FOUND"),
-    ChannelNotFoundError: (404, "CHANNEL_NOT_FOUND"),
-    AccessDeniedError: (403, "UNAUTHORIZED"),
-    InvalidDelayError: (400, "INVALID_DEFER"),
-    InvalidFilterError: (400, "INVALID_REQUEST"),
-    MessageNotFoundError: (404, "MESSAGE_NOT_FOUND"),
-    InvalidNameError: (400, "INVALID_TOPIC"),
-    MessageTooLargeError: (413, "MSG_TOO_BIG"),
-    ClosingError: (503, "EXITING"),
-    OffsetOutOfRangeError: (400, "INVALID_REQUEST"),
-    QuotaExceededError: (503, "EXITING"),
-    NotInFlightError: (500, "INTERNAL_ERROR"),
-    TooManyConsumersError: (503, "EXITING"),
-    RequestError: (500, "INTERNAL_ERROR"),
-    StoreError: (503, "EXITING"),
-    HeadraceError: (500, "INTERNAL_ERROR"),
-}
-
-
-Handler = Callable[[Request], Awaitable[Reply]]
-Routes = Mapping[str, Mapping[str, Handler]]
-
 PUBLISHED: Final = Reply(200, b"OK", TEXT_TYPE)
-DONE: Final = Reply()
 
 
 @dataclass(kw_only=True)
-class NsqHttp:
+class NsqHttp(HttpApi):
     """The ASGI application that answers as nsqd does."""
 
     broker: Broker
@@ -144,8 +98,7 @@ class NsqHttp:
 
     def __post_init__(self) -> None:
         self._bodies = BodyReader(self.limits)
-        self._pace = LogPace(self.clock)
-        self._routes = self._build_routes()
+        self.set_up(self._build_routes(), LogPace(self.clock))
         self._options = read_options(self.settings, self.facts)
 
     def _build_routes(self) -> Routes:
@@ -172,100 +125,6 @@ class NsqHttp:
             CONFIG_PATH: self.handle_get_config,
         }
         return {"GET": get, "POST": post, "PUT": {CONFIG_PATH: self.handle_put_config}}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        request = Request(
-            scope["method"],
-            scope["path"],
-            scope["query_string"].decode("latin-1"),
-            dict(scope["headers"]),
-            receive,
-            peer_of(scope.get("client")),
-        )
-        reply = await self._answer(request)
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug(
-                "HTTP request client=%s method=%s path=%s query=%s status=%d",
-                format_address(request.peer or ()),
-                request.method,
-                request.path,
-                request.query,
-                reply.status,
-            )
-        headers = reply.all_headers()
-        if not request.body_begun and b"expect" in request.headers:
-            # The peer still waits for "100 Continue" and may or may not send its body: the next request could not
-            # be told from it.
-            headers.append((b"connection", b"close"))
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "http.response.body", "body": reply.body})
-
-    async def _answer(self, request: Request) -> Reply:
-        try:
-            handler = self._find_handler(request)
-            return handler if isinstance(handler, Reply) else await handler(request)
-        except HttpRefusal as refusal:
-            return self._refuse(refusal.status, refusal.code)
-        except ProtocolError as error:  # the peer went away or stalled: it will hardly read this
-            logger.debug(
-                "HTTP body not read method=%s path=%s reason=%s",
-                request.method,
-                request.path,
-                error,
-            )
-            return self._refuse(408, "INTERNAL_ERROR")
-        except HeadraceError as error:
-            return self.refuse(request.path, error)
-        except MemoryError:
-            return self.refuse(request.path, NoMemoryError())
-        except Exception:
-            logger.exception("HTTP request failed method=%s path=%s", request.method, request.path)
-            return self._refuse(500, "INTERNAL_ERROR")
-
-    def refuse(self, path: str, error: HeadraceError) -> Reply:
-        """Return the answer to a request to ``path`` that the core has refused."""
-        status, code = refusal_of(error)
-        # The code does not say which limit it is, and the client has nothing else.
-        is_named = isinstance(error, QuotaExceededError | NoMemoryError) and self._pace.is_due(type(error).__name__)
-        logger.log(
-            logging.WARNING if is_named else logging.DEBUG,
-            "HTTP request refused path=%s status=%d error=%s",
-            path,
-            status,
-            error,
-        )
-        return self._refuse(status, code)
-
-    def _refuse(self, status: int, code: str, *headers: tuple[bytes, bytes]) -> Reply:
-        self.counters.refusals[code] += 1
-        return Reply(
-            status,
-            msgspec.json.encode({"message": code}),
-            JSON_TYPE,
-            (NSQ_HEADER, *headers),
-        )
-
-    def _find_handler(self, request: Request) -> Handler | Reply:
-        routes = self._routes.get(request.method, {})
-        handler = routes.get(route_of(request.path))
-        if handler is not None:
-            return handler
-        fixed = find_similar_path(request.path, routes)
-        if fixed is not None:
-            return redirect(request, fixed)
-        allow = self._methods_of(request.path)
-        if not allow:
-            return self._refuse(404, "NOT_FOUND")
-        header = (b"Allow", allow.encode())
-        if request.method == "OPTIONS":
-            return Reply(headers=(header,))
-        return self._refuse(405, "METHOD_NOT_ALLOWED", header)
-
-    def _methods_of(self, path: str) -> str:
-        route = route_of(path)
-        methods = [method for method, routes in self._routes.items() if path == "*" or route in routes]
-        return ", ".join(sorted([*methods, "OPTIONS"])) if methods else ""
 
     # -- reading --
 
@@ -521,11 +380,6 @@ async def _called_back(begin: Callable[[Callable[[Exception | None], None]], Non
 
     begin(call)
     await called
-
-
-def refusal_of(error: HeadraceError) -> tuple[int, str]:
-    """Return status and code for an error of the core."""
-    return row_of(HTTP_REFUSALS, error)
 
 
 def health_text(reason: str) -> str:
