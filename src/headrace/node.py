@@ -37,12 +37,14 @@ from headrace.lock_file import release_lock
 from headrace.net.address import born_of, format_address, own_name, parse_address
 from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener, Shortcut
-from headrace.net.listener import connection_limit, raise_file_limit
+from headrace.net.listener import raise_file_limit
 from headrace.net.loop_load import LoopLoad
-from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, listener_addresses
+from headrace.net.ports import EVERY_LISTENER_OFF, bind_listener, listener_addresses
 from headrace.nsq.config_options import NodeFacts
 from headrace.nsq.http import NsqHttp
 from headrace.nsq.http_publishes import HttpPublishes
+from headrace.nsq.lookupd.service import LISTENERS as LOOKUPD_LISTENERS
+from headrace.nsq.lookupd.service import LookupService
 from headrace.nsq.server import NsqServer
 from headrace.nsq.version import server_version
 from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
@@ -73,6 +75,7 @@ class Node:
         self.parts: BrokerParts
         self.remoting: RemotingAssembly
         self.nsq: NsqServer | None = None
+        self.lookupd: LookupService | None = None
         self._free_ports = free_ports
         self._http: dict[str, HttpListener] = {}
         self._sockets: dict[str, socket.socket] = {}
@@ -151,7 +154,9 @@ class Node:
         try:
             for name, address in wanted.items():
                 if name != "remoting":
-                    self._sockets[name] = bind_port(address, LISTENERS[name], free_port=self._free_ports)
+                    sock = bind_listener(name, address, free_port=self._free_ports)
+                    if sock is not None:
+                        self._sockets[name] = sock
             if "remoting" in wanted:  # last: a free pair of ports is chosen beside the others
                 self._sockets.update(bind_remoting(self.settings.remoting, free_port=self._free_ports))
         except ConfigError as error:
@@ -208,6 +213,7 @@ class Node:
             self.nsq = NsqServer(broker, self.settings.nsq, self.clock, self.parts.groups.statistics)
             await self.nsq.start(self._sockets.pop("nsq_tcp"))
         broker.on_relief = self._relieve
+        await self._start_lookupd()
         await self.remoting.start(self._sockets)
         if "nsq_http" in self._sockets:
             nsq_http = self._make_nsq_http(started_at_ms)
@@ -223,6 +229,7 @@ class Node:
                 version=headrace.__version__,
                 started_at_ms=started_at_ms,
                 nsq=self.nsq,
+                lookupd=self.lookupd,
                 remoting=self.remoting,
                 http=self._http,
             )
@@ -233,6 +240,14 @@ class Node:
         self._flush_in_time()
         self._work_came()
         self._status.phase = Phase.READY
+
+    async def _start_lookupd(self) -> None:
+        """Serve NSQ's half of the registry."""
+        if self._sockets.keys().isdisjoint(LOOKUPD_LISTENERS):
+            return
+        settings = self.settings.registry
+        self.lookupd = LookupService(settings, self.clock, self._sockets, limits=HttpLimits.within_open_files())
+        await self.lookupd.start()
 
     def _make_nsq_http(self, started_at_ms: int) -> NsqHttp:
         nsq = self.settings.nsq
@@ -256,21 +271,16 @@ class Node:
             clock=self.clock,
             connections=lambda: server.connections if server is not None else (),
             health=lambda: self.store.last_write_error,
-            limits=self.http_limits(),
+            limits=HttpLimits.within_open_files(),
             statistics=self.parts.groups.statistics,
             offsets=self.parts.groups.offsets,
         )
 
-    def http_limits(self) -> HttpLimits:
-        """Return the bounds of each HTTP listener: where open files are few, its peers get a share of them only."""
-        return HttpLimits(connections=min(HttpLimits.connections, connection_limit(0, 0) // 16))
-
     async def _start_http(
         self, name: str, app: Application, counters: HttpCounters, shortcut: Shortcut | None = None
     ) -> None:
-        listener = HttpListener(
-            name, app, self._sockets.pop(name), limits=self.http_limits(), counters=counters, shortcut=shortcut
-        )
+        limits = HttpLimits.within_open_files()
+        listener = HttpListener(name, app, self._sockets.pop(name), limits=limits, counters=counters, shortcut=shortcut)
         await listener.start()
         self._http[name] = listener
 
@@ -349,7 +359,7 @@ class Node:
         """Stop all servers, whatever goes wrong with one of them."""
         # Beside each other: peers that do not let go cost each of them seconds, and who stops us gives ten. The admin
         # port says "stopping" meanwhile.
-        servers = [self.remoting.stop(), *([self.nsq.stop()] if self.nsq is not None else [])]
+        servers = [self.remoting.stop(), *(part.stop() for part in (self.nsq, self.lookupd) if part is not None)]
         servers += [listener.stop() for name, listener in self._http.items() if name != "admin"]
         ends = await asyncio.gather(*servers, return_exceptions=True)
         if "admin" in self._http:
@@ -386,8 +396,8 @@ def _drop_call(call: Callable[[], None]) -> None:
 def describe(node: Node, seconds: float) -> str:
     """Return what ``headrace serve`` prints when it is ready."""
     lines = [f"Headrace {headrace.__version__} is ready after {seconds:.2f} s"]
-    lines.append(f"  {'store':<12}  {node.store.directory.root.resolve()}  ({node.settings.store.durability})")
-    lines += [f"  {name:<12}  {address}" for name, address in node.listeners.items()]
+    lines.append(f"  {'store':<15}  {node.store.directory.root.resolve()}  ({node.settings.store.durability})")
+    lines += [f"  {name:<15}  {address}" for name, address in node.listeners.items()]
     return "\n".join(lines)
 
 

@@ -136,6 +136,11 @@ class RunningBroker:
         return self.listeners.get("registry", "")
 
     @property
+    def nsqlookupd_http(self) -> str:
+        """What NSQ consumers are given as their nsqlookupd, ``host:port``."""
+        return self.listeners.get("nsqlookupd_http", "")
+
+    @property
     def admin(self) -> str:
         """Where health and metrics are, ``host:port``."""
         return self.listeners.get("admin", "")
@@ -307,7 +312,11 @@ def _with_addresses(settings: Settings, listeners: dict[str, str]) -> Settings:
     """Return the settings with the ports that were taken."""
     nsq = {"tcp_address": listeners.get("nsq_tcp", ""), "http_address": listeners.get("nsq_http", "")}
     remoting = {"address": listeners.get("remoting", ""), "vip_listener": "remoting_vip" in listeners}
-    registry = {"address": listeners.get("registry", "")}
+    registry = {
+        "address": listeners.get("registry", ""),
+        "nsq_tcp_address": listeners.get("nsqlookupd_tcp", ""),
+        "nsq_http_address": listeners.get("nsqlookupd_http", ""),
+    }
     admin = {"address": listeners.get("admin", "")}
     return _replace(settings, {"nsq": nsq, "remoting": remoting, "registry": registry, "admin": admin})
 

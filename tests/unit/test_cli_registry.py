@@ -58,7 +58,7 @@ def test_registry_runs_until_a_signal(tmp_path: Path, number: signal.Signals) ->
         content = wait_for(ready, process)
         listeners = content["listeners"]
         assert isinstance(listeners, dict)
-        assert list(listeners) == ["registry"]
+        assert list(listeners) == ["registry", "nsqlookupd_tcp", "nsqlookupd_http"]
         assert content["pid"] == process.pid
         assert content["data_dir"] == str(tmp_path / "data")
         host, _, port = str(listeners["registry"]).rpartition(":")

@@ -10,6 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 from headrace.errors import ConfigError, StoreError, StoreLockedError
+from headrace.net.http import HttpLimits
 from headrace.net.ports import bind_port
 from headrace.node import Node, run_node
 from headrace.settings import AdminSettings, NsqSettings, RegistrySettings, RemotingSettings, Settings, StoreSettings
@@ -162,11 +163,11 @@ def test_file_system_that_maps_no_files_is_told_as_that(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(("files", "connections"), [(1024, 64), (4096, 256), (1 << 20, 1024)])
 def test_http_peers_cannot_take_the_store_s_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
 ) -> None:
     """At 1024 open files, 700 silent HTTP connections had the store fail to open its next segment."""
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (files, files))
-    assert Node(_settings(tmp_path), free_ports=True).http_limits().connections == connections
+    assert HttpLimits.within_open_files().connections == connections
 
 
 def test_listeners_without_an_address_are_left_out() -> None:

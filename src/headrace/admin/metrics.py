@@ -22,13 +22,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from headrace.admin import remoting_metrics
 from headrace.admin.families import counter, gauge, labelled
-from headrace.admin.registry_metrics import registration_families, registry_families
+from headrace.admin.registry_metrics import lookupd_families, registration_families, registry_families
 from headrace.admin.slices import family_slices, sample_lines
 from headrace.admin.sources import MetricSources
 from headrace.foreground import LogOutput
 from headrace.histogram import Histogram
 
 if TYPE_CHECKING:
+    from headrace.net.http import HttpListener
     from headrace.nsq.server import NsqServer
 
 
@@ -251,6 +252,12 @@ class MetricsReport:
         ):
             yield counter(f"headrace_store_{name}", text, count)
 
+    def _http_listeners(self) -> Iterator[tuple[str, HttpListener]]:
+        yield from self._sources.http.items()
+        lookupd = self._sources.lookupd
+        if lookupd is not None and lookupd.http is not None:
+            yield lookupd.http.name, lookupd.http
+
     def _listener_families(self) -> Iterator[Metric]:
         connections = GaugeMetricFamily("headrace_net_open_connections", "Connections open now.", labels=("listener",))
         refusals = CounterMetricFamily(
@@ -260,7 +267,7 @@ class MetricsReport:
         plain_requests = CounterMetricFamily(
             "headrace_net_http_plain_requests", "Of them, those done without the general code.", labels=("listener",)
         )
-        for name, listener in self._sources.http.items():
+        for name, listener in self._http_listeners():
             connections.add_metric((name,), listener.open_connections)
             requests.add_metric((name,), listener.counters.requests)
             plain_requests.add_metric((name,), listener.counters.plain_requests)
@@ -274,6 +281,14 @@ class MetricsReport:
                 if cause != "E_TOO_MANY_CONNECTIONS":  # the frames of those above
                     refusals.add_metric(("nsq_tcp", cause), count)
             yield from _nsq_families(nsq)
+        lookupd = self._sources.lookupd
+        if lookupd is not None:
+            server = lookupd.server
+            connections.add_metric(("nsqlookupd_tcp",), len(server.connections))
+            refusals.add_metric(("nsqlookupd_tcp", "too_many_connections"), server.connections.refused)
+            for cause, count in sorted(server.counters.refusals.items()):
+                refusals.add_metric(("nsqlookupd_tcp", cause), count)
+            yield from lookupd_families(lookupd)
         remoting = self._sources.remoting
         if remoting is not None and remoting.server is not None:
             remoting_metrics.add_to_listeners("remoting", remoting.server, connections, refusals)

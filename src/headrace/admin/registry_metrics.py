@@ -12,6 +12,7 @@ from headrace.admin.families import counter, gauge, labelled
 from headrace.admin.remoting_metrics import by_name, guard_families
 
 if TYPE_CHECKING:
+    from headrace.nsq.lookupd.service import LookupService
     from headrace.remoting.registration import Registrar
     from headrace.remoting.registry.server import RegistryServer
 
@@ -36,6 +37,23 @@ def registry_families(registry: RegistryServer) -> Iterator[Metric]:
         ("sent_bytes", "Bytes sent.", counters.bytes_out),
     ):
         yield counter(f"headrace_registry_{name}", text, value)
+
+
+def lookupd_families(lookupd: LookupService) -> Iterator[Metric]:
+    """Yield what the registry's NSQ side counts, but for connections and refusals."""
+    counters, table = lookupd.server.counters, lookupd.table
+    for name, text, value in (
+        ("producers", "NSQ producers that are connected.", table.producer_count),
+        ("topics", "NSQ topics that are known.", table.topic_count),
+        ("channels", "NSQ channels that are known.", table.channel_count),
+    ):
+        yield gauge(f"headrace_nsqlookupd_{name}", text, value)
+    yield labelled("headrace_nsqlookupd_requests", "Commands of producers taken.", "command", counters.requests)
+    for name, text, value in (
+        ("received_bytes", "Bytes received from producers.", counters.bytes_in),
+        ("sent_bytes", "Bytes sent to producers.", counters.bytes_out),
+    ):
+        yield counter(f"headrace_nsqlookupd_{name}", text, value)
 
 
 def registration_families(registrar: Registrar) -> Iterator[Metric]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.clock import LoopClock
     from headrace.net.http import HttpListener
+    from headrace.nsq.lookupd.service import LookupService
     from headrace.nsq.server import NsqServer
     from headrace.remoting.assembly import RemotingAssembly
 
@@ -28,6 +29,7 @@ class MetricSources:
     version: str
     started_at_ms: int
     nsq: NsqServer | None = None
+    lookupd: LookupService | None = None
     remoting: RemotingAssembly | None = None
     http: Mapping[str, HttpListener] = field(default_factory=dict)
     """HTTP listeners by name, such as ``nsq_http``; may be filled after the start."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,22 +22,23 @@ USES: Final = ("store.data_dir", "registry", "access.rules_file", "log")
 """Settings of a registry by itself; the others of a file that it shares with brokers mean nothing here."""
 
 
-@click.command(cls=SettingsCommand, uses=USES, short_help="Run a registry (name server) without a broker.")
-@click.option("--free-ports", is_flag=True, help="Listen on a free port instead of the configured one.")
+@click.command(cls=SettingsCommand, uses=USES, short_help="Run a registry (name server, nsqlookupd) without a broker.")
+@click.option("--free-ports", is_flag=True, help="Listen on free ports instead of the configured ones.")
 @click.option(
     "--ready-file",
     type=FilePath(),
     metavar="FILE",
-    help="Write process id and listener there, as JSON, once it accepts.",
+    help="Write process id and listeners there, as JSON, once it accepts.",
 )
 @settings_flags
 @click.pass_context
 def registry(ctx: click.Context, config: Path | None, free_ports: bool, ready_file: Path | None) -> int:
-    """Run a registry (RocketMQ: name server) in the foreground until SIGTERM, SIGINT or SIGHUP.
+    """Run a registry (RocketMQ: name server, NSQ: nsqlookupd) in the foreground until SIGTERM, SIGINT or SIGHUP.
 
-    It listens on registry.address and keeps nothing but ordered topics, in the folder namesrv of --data-dir. Brokers
-    find it through broker.registries. Each registry needs a data directory of its own. Settings of brokers, in a file
-    that both share, are passed over.
+    It listens on registry.address, registry.nsq_tcp_address and registry.nsq_http_address, and keeps nothing but
+    ordered topics, in the folder namesrv of --data-dir. Brokers find it through broker.registries and
+    nsq.lookupd_addresses. Each registry needs a data directory of its own. Settings of brokers, in a file that both
+    share, are passed over.
     """
     leave_at_signals()
     settings = read_settings(ctx, config).settings
@@ -54,8 +56,12 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
 
     from headrace.broker.access import open_rules  # noqa: PLC0415
     from headrace.clock import LoopClock  # noqa: PLC0415
+    from headrace.net.address import format_address  # noqa: PLC0415
+    from headrace.net.http import HttpLimits  # noqa: PLC0415
     from headrace.net.listener import raise_file_limit  # noqa: PLC0415
-    from headrace.net.ports import bind_port  # noqa: PLC0415
+    from headrace.net.ports import bind_listener, listener_addresses  # noqa: PLC0415
+    from headrace.nsq.lookupd.service import LISTENERS as LOOKUPD_LISTENERS  # noqa: PLC0415
+    from headrace.nsq.lookupd.service import LookupService  # noqa: PLC0415
     from headrace.remoting.registry.server import RegistryServer  # noqa: PLC0415
 
     if not settings.registry.address:
@@ -68,7 +74,13 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     rules = open_rules(settings.access)
     clock = LoopClock()
     server = RegistryServer(settings.registry, clock, data_dir=settings.store.data_dir, rules=rules)
-    sock = bind_port(settings.registry.address, "registry.address", free_port=free_ports)
+    sockets = {}
+    wanted = listener_addresses(replace(settings, registry=replace(settings.registry, enabled=True)))
+    for name in ("registry", *LOOKUPD_LISTENERS):
+        sock = bind_listener(name, wanted[name], free_port=free_ports) if name in wanted else None
+        if sock is not None:
+            sockets[name] = sock
+    listeners = {name: format_address(sock.getsockname()) for name, sock in sockets.items()}
     server.claim()
     ready.clear()
 
@@ -76,14 +88,16 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
         stop_wanted = asyncio.Event()
         stop_at_signals(asyncio.get_running_loop(), stop_wanted.set)
         clock.begin()
-        await server.start(sock)
+        lookupd = LookupService(settings.registry, clock, sockets, limits=HttpLimits.within_open_files())
+        await asyncio.gather(server.start(sockets.pop("registry")), lookupd.start())
         try:
-            ready.put(settings.store.data_dir, {"registry": server.address})
-            announce(f"Headrace {headrace.__version__} registry is ready\n  registry  {server.address}")
+            ready.put(settings.store.data_dir, listeners)
+            lines = (f"  {name:<15}  {address}" for name, address in listeners.items())
+            announce("\n".join((f"Headrace {headrace.__version__} registry is ready", *lines)))
             await stop_wanted.wait()
         finally:
             logger.info("stopping")
-            await server.stop()
+            await asyncio.gather(server.stop(), lookupd.stop())
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

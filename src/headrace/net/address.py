@@ -85,3 +85,14 @@ def is_loopback(host: str) -> bool:
 def own_name() -> str:
     """Return what this machine calls itself, "localhost" where it does not: a system takes any bytes, and none."""
     return os.fsencode(socket.gethostname()).decode("utf-8", "backslashreplace") or "localhost"
+
+
+def told_host(setting: str, listens_at: str) -> str:
+    """Return the host by which others are told to reach a listener.
+
+    Args:
+        setting: Wins if it is not empty.
+        listens_at: ``host:port`` as bound; where that is every address, this machine's name is told.
+    """
+    host = parse_address(listens_at)[0] if listens_at else ""
+    return setting or (host if host not in ("", "0.0.0.0", "::") else own_name())

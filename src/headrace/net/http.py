@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from headrace.errors import InternalError, MessageTooLargeError, ProtocolError, QuotaExceededError
+from headrace.net.listener import connection_limit
 
 if TYPE_CHECKING:
     from headrace.net.http_connection import BoundedConnection, EmbeddedServer
@@ -69,6 +70,11 @@ class HttpLimits:
 
     body_bytes: int = 64 << 20
     """Bytes of request bodies in memory over all connections."""
+
+    @classmethod
+    def within_open_files(cls) -> HttpLimits:
+        """Return the bounds of a server's listener: where open files are few, its peers get a share of them only."""
+        return cls(connections=min(cls.connections, connection_limit(0, 0) // 16))
 
 
 @dataclass

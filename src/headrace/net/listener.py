@@ -22,6 +22,8 @@ _BACKLOG: Final = 4096
 _UNGUARDED: Final = {
     "registry": "register brokers, and lead clients to them",
     "nsq_http": "use it",
+    "nsqlookupd_tcp": "register producers, and lead NSQ consumers to them",
+    "nsqlookupd_http": "use it",
     "admin": "use it",
 }
 """What a listener without access rules lets everybody do, where that is not publishing and consuming."""

@@ -6,27 +6,40 @@ A taken one must not cost a recovery, and is best explained by its setting.
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
 from headrace.net.address import parse_address
 from headrace.net.listener import is_own_port, new_socket
+from headrace.settings.tree import RegistrySettings
 
 if TYPE_CHECKING:
     from headrace.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 LISTENERS: Final = {
     "nsq_tcp": "nsq.tcp_address",
     "nsq_http": "nsq.http_address",
     "remoting": "remoting.address",
     "registry": "registry.address",
+    "nsqlookupd_tcp": "registry.nsq_tcp_address",
+    "nsqlookupd_http": "registry.nsq_http_address",
     "admin": "admin.address",
 }
 """The setting that has the address of each listener, by its name."""
+_DISPENSABLE: Final = {
+    "nsqlookupd_tcp": RegistrySettings().nsq_tcp_address,
+    "nsqlookupd_http": RegistrySettings().nsq_http_address,
+}
+"""Listeners that a start does without where another program has their default address: a nsqlookupd, or a second broker
+whose other addresses were set before there were these."""
 EVERY_LISTENER_OFF: Final = (
     "every listener is off, nobody could connect: set one of nsq.tcp_address, nsq.http_address, "
-    "remoting.address, registry.address and admin.address, with enabled = true in its section"
+    "remoting.address, registry.address, registry.nsq_tcp_address, registry.nsq_http_address and admin.address, with "
+    "enabled = true in its section"
 )
 
 
@@ -39,6 +52,26 @@ def listener_addresses(settings: Settings) -> dict[str, str]:
         if own.enabled and (address := getattr(own, field)):
             found[name] = address
     return found
+
+
+def bind_listener(name: str, address: str, *, free_port: bool) -> socket.socket | None:
+    """Bind a listener's socket; None where its default address is taken and the start does without, which is logged.
+
+    Raises: as ``bind_port``.
+    """
+    setting = LISTENERS[name]
+    try:
+        return bind_port(address, setting, free_port=free_port)
+    except ConfigError as error:
+        cause = error.__cause__
+        is_taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+        if not is_taken or address != _DISPENSABLE.get(name):
+            raise
+        logger.warning(
+            'listener left out, its default address is taken name=%s address=%s remedy=set %s to another one, or to ""',
+            name, address, setting,
+        )  # fmt: skip
+        return None
 
 
 def bind_port(address: str, setting: str, *, free_port: bool, alone: bool = False) -> socket.socket:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 # How other protocols than the port's own begin. As the length of a frame of RocketMQ's the texts are above 500 MB.
 _STARTS: Final = {
-    b"  V1": "NSQ's protocol, which nsq.tcp_address takes",
+    b"  V1": "nsqlookupd's protocol, which registry.nsq_tcp_address takes",
     b"  V2": "NSQ's protocol, which nsq.tcp_address takes",
     b"GET ": "HTTP, which nsq.http_address and admin.address take",
     b"HEAD": "HTTP, which nsq.http_address and admin.address take",

@@ -455,7 +455,7 @@ class RemotingSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegistrySettings:
-    """The registry (RocketMQ: name server): tells clients which broker serves which topic."""
+    """The registry (RocketMQ: name server; NSQ: nsqlookupd): tells clients which broker serves which topic."""
 
     enabled: bool = option(True)
     """Serve a registry inside ``headrace serve``. Switch it off where registries run by themselves
@@ -503,6 +503,29 @@ class RegistrySettings:
 
     max_unread_bytes: int = option(1 * GIB, least=1 * MIB, most=1 * TIB)
     """Bytes that may wait for all slow connections together; above it the one with most is closed."""
+
+    nsq_tcp_address: str = option("127.0.0.1:4160", form="address")
+    """Where NSQ producers (nsqd, Headrace) register as at nsqlookupd, ``host:port``; port 0 takes a free one; empty =
+    not at all. Nobody is asked who they are here, whatever ``access.rules_file`` says: keep it on an inner network."""
+
+    nsq_http_address: str = option("127.0.0.1:4161", form="address")
+    """Where NSQ consumers and tools look for producers, as at nsqlookupd (``lookupd_http_addresses``), ``host:port``;
+    empty = not at all. Nobody is asked who they are here either."""
+
+    nsq_broadcast_address: str = option("", form="name-or-empty")
+    """Host name or address by which producers reach ``nsq_http_address``; they are told of it when they register. Empty
+    = the address it listens on, the host name where that is every address."""
+
+    nsq_silent_ms: int = option(5 * MINUTE_MS, least=100, most=24 * HOUR_MS)
+    """An NSQ producer that has said nothing for this long is hidden from consumers until it is heard again; nsqd says
+    that it lives every 15 s. One whose connection closes is gone at once."""
+
+    nsq_tombstone_ms: int = option(45 * SECOND_MS, least=100, most=24 * HOUR_MS)
+    """How long an NSQ producer stays hidden for a topic that a tool is deleting there ("tombstone")."""
+
+    max_nsq_channels: int = option(1_000_000, least=1, most=100_000_000)
+    """Channels of NSQ topics the registry holds, some 300 bytes each; one more is refused. Producers and topics have
+    ``max_brokers`` and ``max_topics``, counted apart from RocketMQ's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
