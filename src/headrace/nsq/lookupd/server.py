@@ -17,6 +17,7 @@ from headrace.net.address import own_name, parse_address, told_host
 from headrace.net.connections import OpenConnections
 from headrace.net.listener import connection_limit, listen
 from headrace.net.refusal_log import RefusalLog
+from headrace.nsq.lookupd.codec import encode_reply
 from headrace.nsq.lookupd.connection import READ_BYTES, LookupConnection
 from headrace.nsq.version import server_version
 from headrace.registry.producers import ProducerTable
@@ -110,7 +111,8 @@ class LookupServer:
             self.refusal_log.note_full(
                 connection.remote_address, "registry.max_connections", limits.limit, limits.refused
             )
-            writer.transport.abort()
+            writer.write(encode_reply(b"E_TOO_MANY_CONNECTIONS"))
+            writer.close()
             return
         task = asyncio.current_task()
         assert task is not None

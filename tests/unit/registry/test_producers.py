@@ -1,0 +1,199 @@
+"""The producer table: nsqlookupd's rules for names, producers, tombstones and silence (nsq.md 4.2)."""
+
+import pytest
+
+from headrace.errors import QuotaExceededError
+from headrace.registry.producers import NEVER_MS, ProducerInfo, ProducerTable
+
+SILENT_MS = 300_000
+TOMBSTONE_MS = 45_000
+A, B = object(), object()
+
+
+def info(name: str, http_port: int = 4151) -> ProducerInfo:
+    return ProducerInfo(
+        remote_address=f"10.0.0.1:{http_port}",
+        hostname=name,
+        broadcast_address=name,
+        tcp_port=4150,
+        http_port=http_port,
+        version="1.3.0",
+    )
+
+
+def make_table(*, max_producers: int = 10, max_topics: int = 10, max_channels: int = 10) -> ProducerTable:
+    return ProducerTable(
+        silent_ms=SILENT_MS,
+        tombstone_ms=TOMBSTONE_MS,
+        max_producers=max_producers,
+        max_topics=max_topics,
+        max_channels=max_channels,
+    )
+
+
+@pytest.fixture
+def table() -> ProducerTable:
+    made = make_table()
+    made.identify(A, info("a"), 0)
+    made.identify(B, info("b"), 0)
+    return made
+
+
+def hosts(table: ProducerTable, topic: str, now_ms: int = 0) -> list[str] | None:
+    found = table.lookup(topic, now_ms)
+    return None if found is None else [producer.hostname for producer in found.producers]
+
+
+def test_producers_of_a_topic_are_found_with_its_channels(table: ProducerTable) -> None:
+    """REGISTER of a channel registers its topic."""
+    table.register(A, "t", "c1")
+    table.register(B, "t")
+    table.register(B, "t", "c2")
+    table.register(B, "t", "c2")
+    found = table.lookup("t", 0)
+    assert found is not None
+    assert found.channels == ["c1", "c2"]
+    assert [producer.hostname for producer in found.producers] == ["a", "b"]
+    assert table.topics() == ["t"]
+    assert table.channel_count == 2
+    assert table.lookup("other", 0) is None
+    assert table.channels_of("other") == []
+
+
+def test_names_outlive_their_producers_but_for_ephemeral_ones_that_are_unregistered(table: ProducerTable) -> None:
+    table.register(A, "t", "c")
+    table.register(A, "t", "c#ephemeral")
+    table.register(A, "u#ephemeral", "c")
+    table.unregister(A, "t", "c")
+    table.unregister(A, "t", "c#ephemeral")
+    table.unregister(A, "u#ephemeral")
+    assert table.channels_of("t") == ["c"]
+    assert hosts(table, "t") == ["a"]
+    assert table.lookup("u#ephemeral", 0) is None
+    table.unregister(A, "t")
+    assert hosts(table, "t") == []
+    assert table.channels_of("t") == ["c"]
+    assert table.channel_count == 1
+
+
+def test_an_ephemeral_channel_stays_while_another_producer_has_it(table: ProducerTable) -> None:
+    for owner in (A, B):
+        table.register(owner, "t", "c#ephemeral")
+    table.unregister(A, "t", "c#ephemeral")
+    assert table.channels_of("t") == ["c#ephemeral"]
+    table.unregister(B, "t", "c#ephemeral")
+    assert table.channels_of("t") == []
+
+
+def test_a_producer_goes_with_its_connection_and_its_names_stay(table: ProducerTable) -> None:
+    """X-REG-06: at once on connection events. The names of ephemeral ones stay in this case too."""
+    table.register(A, "t", "c")
+    table.register(A, "u#ephemeral")
+    gone = table.connection_closed(A)
+    assert gone is not None
+    assert gone.node == "a:4151"
+    assert hosts(table, "t") == []
+    assert hosts(table, "u#ephemeral") == []
+    assert [node.info.hostname for node in table.nodes(0)] == ["b"]
+    assert table.connection_closed(A) is None
+    assert not [entry for entry in table.entries() if entry.producer.info is gone]
+
+
+def test_a_silent_producer_is_hidden_until_it_is_heard(table: ProducerTable) -> None:
+    """X-REG-06: by scan otherwise. It is not removed."""
+    table.register(A, "t")
+    assert hosts(table, "t", SILENT_MS) == ["a"]
+    assert hosts(table, "t", SILENT_MS + 1) == []
+    assert table.nodes(SILENT_MS + 1) == []
+    table.note_alive(A, SILENT_MS + 1)
+    assert hosts(table, "t", SILENT_MS + 1) == ["a"]
+
+
+def test_a_tombstone_hides_one_producer_of_one_topic_for_its_time(table: ProducerTable) -> None:
+    """It is listed as such, and registering again does not lift it."""
+    for topic in ("t", "u"):
+        for owner in (A, B):
+            table.register(owner, topic)
+    assert table.tombstone("t", "a:4151", 0) == 1
+    assert table.tombstone("t", "x:4151", 0) == 0
+    assert table.tombstone("nothing", "a:4151", 0) == 0
+    table.register(A, "t")
+    assert hosts(table, "t") == ["b"]
+    assert hosts(table, "u") == ["a", "b"]
+    first = table.nodes(0)[0]
+    assert dict(zip(first.topics, first.tombstones, strict=True)) == {"t": True, "u": False}
+    assert hosts(table, "t", TOMBSTONE_MS - 1) == ["b"]
+    assert hosts(table, "t", TOMBSTONE_MS) == ["a", "b"]
+    table.tombstone("t", "a:4151", TOMBSTONE_MS)
+    table.unregister(A, "t")
+    table.register(A, "t")
+    assert set(hosts(table, "t", TOMBSTONE_MS) or ()) == {"a", "b"}
+
+
+def test_tools_make_and_forget_names_whoever_has_them(table: ProducerTable) -> None:
+    table.create("t", "c")
+    table.create("u")
+    assert hosts(table, "t") == []
+    assert table.channels_of("t") == ["c"]
+    table.register(A, "t", "c")
+    assert table.delete_channel("t", "c")
+    assert not table.delete_channel("t", "c")
+    assert not table.delete_channel("x", "c")
+    assert hosts(table, "t") == ["a"]
+    table.create("t", "d")
+    table.delete_topic("t")
+    table.delete_topic("t")
+    assert table.lookup("t", 0) is None
+    assert table.nodes(0)[0].topics == []
+    assert table.channel_count == 0
+    table.unregister(A, "t")
+    table.register(A, "t", "c")
+    assert hosts(table, "t") == ["a"]
+
+
+def test_what_it_holds_is_bounded() -> None:
+    """Against peers that invent names: nothing of a refused registration is noted."""
+    table = make_table(max_producers=1, max_topics=1, max_channels=1)
+    table.identify(A, info("a"), 0)
+    with pytest.raises(QuotaExceededError, match=r"1 producers \(registry.max_brokers\)"):
+        table.identify(B, info("b"), 0)
+    table.register(A, "t", "c")
+    with pytest.raises(QuotaExceededError, match=r"1 topics \(registry.max_topics\)"):
+        table.register(A, "u")
+    with pytest.raises(QuotaExceededError, match=r"1 channels \(registry.max_nsq_channels\)"):
+        table.register(A, "t", "d")
+    with pytest.raises(QuotaExceededError, match="topics"):
+        table.create("u", "c")
+    table.register(A, "t", "c")
+    assert table.topics() == ["t"]
+    assert table.channels_of("t") == ["c"]
+    assert table.nodes(0)[0].topics == ["t"]
+    table.delete_topic("t")
+    table.register(A, "u", "d")
+    assert table.channels_of("u") == ["d"]
+
+
+def test_a_channel_too_many_makes_no_topic_either() -> None:
+    table = make_table(max_channels=1)
+    table.create("t", "c")
+    with pytest.raises(QuotaExceededError, match="channels"):
+        table.create("u", "d")
+    assert table.topics() == ["t"]
+
+
+def test_every_entry_is_walked(table: ProducerTable) -> None:
+    """For /debug: one for each producer under each key."""
+    table.register(A, "t", "c")
+    table.register(B, "t")
+    table.tombstone("t", "b:4151", 7)
+    walked = {
+        (entry.category, entry.topic, entry.channel, entry.producer.info.hostname, entry.tombstoned_ms)
+        for entry in table.entries()
+    }
+    assert walked == {
+        ("client", "", "", "a", NEVER_MS),
+        ("client", "", "", "b", NEVER_MS),
+        ("topic", "t", "", "a", NEVER_MS),
+        ("topic", "t", "", "b", 7),
+        ("channel", "t", "c", "a", NEVER_MS),
+    }
