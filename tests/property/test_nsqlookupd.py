@@ -47,7 +47,8 @@ def take_all(reader: ProducerReader, taken: list[Any]) -> None:
 
 def read(script: bytes, cuts: list[int]) -> list[Any]:
     """Return what is taken of a script that comes in pieces; the last entry says whether it was refused."""
-    reader, taken = ProducerReader(), []
+    reader = ProducerReader()
+    taken: list[Any] = []
     edges = sorted({cut % (len(script) + 1) for cut in cuts} | {0, len(script)})
     try:
         for start, end in pairwise(edges):

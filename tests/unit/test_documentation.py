@@ -38,6 +38,7 @@ FOLDERS = {
     "nsq-http.md": "tests/unit/nsq",
     "remoting.md": "tests/unit/remoting",
     "registry.md": "tests/unit/remoting",
+    "nsqlookupd.md": "tests/unit/nsq",
     "extensions.md": "tests/unit/remoting",
 }
 # What a page may say without a test: it is not there.

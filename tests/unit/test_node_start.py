@@ -172,8 +172,8 @@ def test_http_peers_cannot_take_the_store_s_files(
 
 def test_listeners_without_an_address_are_left_out() -> None:
     """Empty = not at all, for each of them."""
-    off = {"admin__address": "", "nsq__tcp_address": "", "registry__address": "", "remoting__address": ""}
-    with broker(**off) as running:
+    off = dict.fromkeys(("admin__address", "nsq__tcp_address", "registry__address", "remoting__address"), "")
+    with broker(**off, registry__nsq_tcp_address="", registry__nsq_http_address="") as running:
         assert list(running.listeners) == ["nsq_http"]
         with urlopen(f"http://{running.nsq_http}/stats?format=json", timeout=10) as answer:
             assert answer.status == 200

@@ -129,7 +129,16 @@ def test_rocketmq_clients_find_the_broker_through_its_registry() -> None:
 def test_restart_keeps_the_port_of_every_listener() -> None:
     with testing.broker() as broker:
         before = dict(broker.listeners)
-        assert set(before) == {"nsq_tcp", "nsq_http", "remoting", "remoting_vip", "registry", "admin"}
+        assert set(before) == {
+            "nsq_tcp",
+            "nsq_http",
+            "remoting",
+            "remoting_vip",
+            "registry",
+            "nsqlookupd_tcp",
+            "nsqlookupd_http",
+            "admin",
+        }
         broker.restart()
         for address in before.values():
             host, _, port = address.rpartition(":")

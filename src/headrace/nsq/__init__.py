@@ -8,8 +8,9 @@ told; ``metrics`` counts, ``command_log`` logs what clients ask for.
 
 What makes them fast: ``finishes`` and ``http_publishes`` take over plain reads in compiled code, ``joint_publishes``
 appends small publishes of many clients together, ``coalescing`` reads many FINs at once, and ``delivery_coalescing``
-gathers what a busy channel sends, for as long as ``delivery_interval`` says. The HTTP API has its routes in
-``http_request``, bodies of many messages in ``mpub``, and nsqd's options in ``config_options``.
+gathers what a busy channel sends, for as long as ``delivery_interval`` says. ``http_api`` and ``http_request`` are what
+nsqd's HTTP API has in common with nsqlookupd's: routes, redirects, refusals. Bodies of many messages are in ``mpub``,
+nsqd's options in ``config_options``. ``lookupd`` is a nsqlookupd.
 
 The package speaks to the broker core and must not know the store's files, nor any other protocol.
 Ref: docs/protocols/nsq.md, docs/protocols/nsq-http.md.

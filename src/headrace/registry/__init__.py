@@ -2,6 +2,6 @@
 
 ``routes`` holds the five tables of a name server and their rules, ``kv_config`` the key-value configuration,
 ``awaited`` the brokers that a registry which has just started waits for. The last two are all that it keeps on disk.
-Protocol folders serve them (``remoting.registry.server``). Nothing here may know a protocol, a socket or a clock: calls
-take ``now``.
+``producers`` is the table of a nsqlookupd. Protocol folders serve them (``remoting.registry``, ``nsq.lookupd``).
+Nothing here may know a protocol, a socket or a clock: calls take ``now``.
 """
