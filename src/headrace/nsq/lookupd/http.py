@@ -5,23 +5,22 @@ Ref: nsq.md 4.3; ``tests/interop/test_nsq_lookupd.py`` compares with nsqlookupd,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.errors import InvalidNameError
 from headrace.log_pace import LogPace
 from headrace.net.http import HttpCounters
+from headrace.nsq.codec import is_valid_name
 from headrace.nsq.http_api import DONE, Handler, HttpApi, Routes
 from headrace.nsq.http_request import (
     TEXT_TYPE,
     HttpRefusal,
     Reply,
     Request,
-    channel_arguments,
     json_reply,
     named_argument,
 )
-from headrace.nsq.names import topic_name
 from headrace.nsq.version import server_version
 from headrace.registry.producers import NEVER_MS
 
@@ -107,11 +106,7 @@ class LookupHttp(HttpApi):
 
     async def handle_create_topic(self, request: Request) -> Reply:
         """POST /topic/create: make a topic known that no producer has yet."""
-        name = named_argument(request.arguments(), "topic")
-        try:
-            self.table.create(topic_name(name))
-        except InvalidNameError:
-            raise HttpRefusal(400, "INVALID_ARG_TOPIC") from None
+        self.table.create(_valid_name(request.arguments(), "topic"))
         return DONE
 
     async def handle_delete_topic(self, request: Request) -> Reply:
@@ -128,14 +123,25 @@ class LookupHttp(HttpApi):
 
     async def handle_create_channel(self, request: Request) -> Reply:
         """POST /channel/create: make a channel known, and its topic."""
-        self.table.create(*channel_arguments(request))
+        arguments = request.arguments()
+        self.table.create(*(_valid_name(arguments, kind) for kind in ("topic", "channel")))
         return DONE
 
     async def handle_delete_channel(self, request: Request) -> Reply:
         """POST /channel/delete."""
-        if not self.table.delete_channel(*channel_arguments(request)):
+        arguments = request.arguments()
+        topic, channel = (_valid_name(arguments, kind) for kind in ("topic", "channel"))
+        if not self.table.delete_channel(topic, channel):
             raise HttpRefusal(404, "CHANNEL_NOT_FOUND")
         return DONE
+
+
+def _valid_name(arguments: Mapping[str, str], kind: str) -> str:
+    """Return a name that producers can register, or refuse the request."""
+    name = named_argument(arguments, kind)
+    if not is_valid_name(name.encode("utf-8", "surrogateescape")):
+        raise HttpRefusal(400, f"INVALID_ARG_{kind.upper()}")
+    return name
 
 
 def _debug_row(entry: Entry, to_wall_ms: int) -> dict[str, Any]:
