@@ -99,6 +99,21 @@ def test_nsqd_flags_become_our_settings(tmp_path: Path, text: str) -> None:
     assert "lookupd-tcp-address = a:1,b:1: not imported" in result.warnings[0]
 
 
+def test_nsqlookupd_s_file_becomes_settings_of_the_registry(tmp_path: Path) -> None:
+    """nsq.md 8.2. Where all keys are nsqd's too, the file's name decides."""
+    text = 'tcp_address = "0.0.0.0:4160"\nhttp_address = "0.0.0.0:4161"\nbroadcast_address = "lookup.example"\n'
+    _, settings = imported(tmp_path, text + 'inactive_producer_timeout = "10m"\ntombstone_lifetime = "1m30s"\n')
+    assert settings.registry.nsq_tcp_address == "0.0.0.0:4160"
+    assert settings.registry.nsq_http_address == "0.0.0.0:4161"
+    assert settings.registry.nsq_broadcast_address == "lookup.example"
+    assert settings.registry.nsq_silent_ms == 600_000
+    assert settings.registry.nsq_tombstone_ms == 90_000
+    for name, setting in (("nsqlookupd.cfg", "registry.nsq_tcp_address"), ("theirs.cfg", "nsq.tcp_address")):
+        (tmp_path / name).write_text(text)
+        section, _, field = setting.partition(".")
+        assert tomllib.loads(import_file(tmp_path / name).toml)[section][field] == "0.0.0.0:4160"
+
+
 def test_what_headrace_always_has_is_not_missed(tmp_path: Path) -> None:
     """Who had the trace topic or the index was told that they are not imported."""
     result, _ = imported(tmp_path, "brokerName=a\nmessageIndexEnable=true\ntraceOn=true\ntraceTopicEnable=true\n")

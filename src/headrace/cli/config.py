@@ -38,8 +38,8 @@ def sample() -> None:
 def import_settings(file: Path) -> None:
     """Print the settings of another broker as ours.
 
-    FILE is nsqd's configuration (TOML, or its flags as in a start script) or RocketMQ's broker.conf. Standard error
-    names what could not be taken over.
+    FILE is the configuration of nsqd or nsqlookupd (TOML, or flags as in a start script) or RocketMQ's broker.conf.
+    Standard error names what could not be taken over.
     """
     imported = import_file(file)
     for warning in imported.warnings:

@@ -1,4 +1,4 @@
-"""What other brokers call our settings: nsqd's flags and RocketMQ's ``broker.conf`` keys.
+"""What other brokers call our settings: flags of nsqd and nsqlookupd, and RocketMQ's ``broker.conf`` keys.
 
 Every key of theirs that we know stands here once, under one of three headings: it becomes a setting of ours, it needs
 none (and the note says why), or Headrace has nothing for it yet (and importing says so aloud; a key that protects the
@@ -410,4 +410,17 @@ ROCKETMQ: Final = System(
     },
 )
 
-SYSTEMS: Final = (NSQD, ROCKETMQ)
+NSQLOOKUPD: Final = System(
+    "nsqlookupd",
+    {
+        "tcp-address": Alias("registry.nsq_tcp_address", "address"),
+        "http-address": Alias("registry.nsq_http_address", "address"),
+        "broadcast-address": Alias("registry.nsq_broadcast_address"),
+        "inactive-producer-timeout": Alias("registry.nsq_silent_ms", "duration"),
+        "tombstone-lifetime": Alias("registry.nsq_tombstone_ms", "duration"),
+        "log-level": Alias("log.level", "level"),
+        **unmapped(Fate.NEEDLESS, "has no effect on a registry", "version", "config", "verbose", "log-prefix"),
+    },
+)
+
+SYSTEMS: Final = (NSQD, NSQLOOKUPD, ROCKETMQ)

@@ -1,6 +1,6 @@
-"""Turn the configuration of nsqd or RocketMQ into our TOML.
+"""Turn the configuration of nsqd, nsqlookupd or RocketMQ into our TOML.
 
-Three kinds of file are read: TOML (nsqd's), command-line flags (``--max-rdy-count=100``, as in a start script) and
+Three kinds of file are read: TOML (NSQ's), command-line flags (``--max-rdy-count=100``, as in a start script) and
 Java properties (``broker.conf``). Which broker a file is for is seen from its keys.
 """
 
@@ -56,8 +56,11 @@ def import_file(file: Path) -> Imported:
     keys = list(read_keys(read_text(file), file))
     if not keys:
         raise ConfigError(f"{file}: no key found", origin=str(file))
-    # The broker that knows most of the keys.
-    system = max(SYSTEMS, key=lambda system: sum(system.find(found.key) is not None for found in keys))
+    # Who knows most of the keys; of two that know as many, the one the file is called after.
+    system = max(
+        SYSTEMS,
+        key=lambda system: (sum(system.find(found.key) is not None for found in keys), system.name in file.name),
+    )
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
     notes: list[str] = []
