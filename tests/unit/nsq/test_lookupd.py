@@ -124,6 +124,7 @@ def test_topics_come_and_go_with_their_producer(shared: RunningBroker, peer: Pee
         (b"N\xff\n", b"E_INVALID invalid command N\xff"),
         (b"IDENTIFY\n\0\0\0\0", b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b"IDENTIFY\n\0\0\0\x02{}", b"E_BAD_BODY IDENTIFY missing fields"),
+        (b"IDENTIFY\n\0\0\0\x04null", b"E_BAD_BODY IDENTIFY missing fields"),
         (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY body of -1 bytes, at most %d" % MAX_BODY_BYTES),
         (b"IDENTIFY\n\x7f\xff\xff\xff", b"E_BAD_BODY IDENTIFY body of 2147483647 bytes, at most %d" % MAX_BODY_BYTES),
         (b"x" * 1025, b"E_INVALID line longer than 1024 bytes"),
@@ -131,6 +132,27 @@ def test_topics_come_and_go_with_their_producer(shared: RunningBroker, peer: Pee
 )
 def test_every_error_ends_the_connection(peer: Peer, sent: bytes, refusal: bytes) -> None:
     peer.send(sent + b"PING\n")
+    assert peer.reply() == refusal
+    assert peer.is_closed()
+
+
+@pytest.mark.parametrize("port", [1 << 63, -(1 << 63) - 1, 10**30])
+def test_a_port_that_no_consumer_can_read_is_refused(peer: Peer, port: int) -> None:
+    """Go's JSON refuses the whole answer, with all other producers in it."""
+    assert peer.identify(http_port=port) == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
+
+
+@pytest.mark.parametrize(
+    ("sent", "refusal"),
+    [
+        (b"IDENTIFY\n", b"E_BAD_BODY IDENTIFY failed to read body size"),
+        (b"IDENTIFY\n\0\0\0\1", b"E_BAD_BODY IDENTIFY failed to read body"),
+        (b"IDENTIFY\n\0\0\0\5nul", b"E_BAD_BODY IDENTIFY failed to read body"),
+    ],
+)
+def test_a_body_that_is_cut_short_is_refused(peer: Peer, sent: bytes, refusal: bytes) -> None:
+    peer.send(sent)
+    peer.sock.shutdown(socket.SHUT_WR)
     assert peer.reply() == refusal
     assert peer.is_closed()
 

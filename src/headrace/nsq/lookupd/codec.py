@@ -8,7 +8,7 @@ Ref: nsq.md 4.1.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -75,10 +75,18 @@ class ProducerReader:
             return None
         return self._take(_SIZE_BYTES + size)[_SIZE_BYTES:]
 
+    def cut_short(self) -> RefusedError:
+        """Return what to say where the rest of IDENTIFY's body will not come."""
+        return RefusedError("E_BAD_BODY", b"IDENTIFY failed to read body" + b" size" * (len(self._held) < _SIZE_BYTES))
+
     def _take(self, size: int) -> bytes:
         taken = bytes(self._held[:size])
         del self._held[:size]
         return taken
+
+
+# Any consumer's JSON must be able to hold it: one port beyond would make it refuse the whole answer.
+_Port = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class _Identity(msgspec.Struct):
@@ -86,14 +94,14 @@ class _Identity(msgspec.Struct):
 
     hostname: str | None = None
     broadcast_address: str | None = None
-    tcp_port: int | None = None
-    http_port: int | None = None
+    tcp_port: _Port | None = None
+    http_port: _Port | None = None
     version: str | None = None
     topology_zone: str | None = None
     topology_region: str | None = None
 
 
-_decode_identity: Final = msgspec.json.Decoder(_Identity).decode
+_decode_identity: Final = msgspec.json.Decoder(_Identity | None).decode
 
 
 def read_identity(body: bytes, remote_address: str) -> ProducerInfo:
@@ -103,7 +111,7 @@ def read_identity(body: bytes, remote_address: str) -> ProducerInfo:
         RefusedError: it is no JSON, or lacks a field.
     """
     try:
-        said = _decode_identity(body)
+        said = _decode_identity(body) or _Identity()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise RefusedError("E_BAD_BODY", b"IDENTIFY failed to decode JSON body") from None
     if not (said.broadcast_address and said.tcp_port and said.http_port and said.version):

@@ -78,13 +78,15 @@ class LookupConnection:
         while True:
             async with asyncio.timeout(server.patience_s(is_identified=bool(self._identified_name))):
                 data = await self._reader.read(READ_BYTES)
-            if not data:
+            if not data and not self._is_identifying:
                 self.cause = "client closed"
                 return
             server.counters.bytes_in += len(data)
             self._input.feed(data)
             replies = bytearray()
             try:
+                if not data:
+                    raise self._input.cut_short()
                 self._take_commands(replies)
             except RefusedError as refusal:
                 self._note_refused(refusal)
