@@ -124,12 +124,12 @@ def serve_headrace(directory: Path, *flags: str) -> Iterator[Node]:
 
 
 @contextlib.contextmanager
-def serve_nsqd(directory: Path) -> Iterator[Node]:
+def serve_nsqd(directory: Path, *flags: str) -> Iterator[Node]:
     """Run nsqd on free ports."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "nsqd.log"
     command = [peer("nsqd"), "-tcp-address=127.0.0.1:0", "-http-address=127.0.0.1:0", f"-data-path={directory}"]
-    with running([*command, "-broadcast-address=127.0.0.1"], log) as process:
+    with running([*command, "-broadcast-address=127.0.0.1", *flags], log) as process:
         tcp, listening = (logged_address(log, process, protocol) for protocol in ("TCP", "HTTP"))
         yield Node(tcp, listening, process, log)
 
