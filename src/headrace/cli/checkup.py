@@ -27,7 +27,7 @@ from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
 from headrace.format.layout import log_files
 from headrace.lock_file import is_held, owner_in
-from headrace.net.address import format_address, is_loopback, own_name, parse_address
+from headrace.net.address import format_address, is_loopback, own_name, parse_address, parse_registries
 from headrace.net.listener import MIN_FILES
 from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, listener_addresses
 from headrace.remoting.advertised import Advertised, find_advertised
@@ -37,7 +37,6 @@ from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.registration import (
     find_address_problem,
     find_registration_problem,
-    parse_registries,
     require_registrations_in_time,
 )
 from headrace.remoting.signature import signed_ext

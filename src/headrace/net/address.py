@@ -36,6 +36,21 @@ def parse_peer(address: str) -> tuple[str, int]:
     return host, port
 
 
+def parse_registries(setting: str, own: str) -> list[str]:
+    """Return the addresses of a setting that names registries; where it is empty, that of the one in this process.
+
+    Args:
+        own: Where that one listens, as bound; empty when there is none.
+    """
+    words = [word.strip() for word in setting.replace(";", ",").split(",") if word.strip()]
+    if words or not own:
+        return words
+    host, port = parse_address(own)
+    if host in ("", "0.0.0.0", "::"):  # not a bind: where everything is listened to, this machine is too
+        host = "127.0.0.1"
+    return [format_address((host, port))]
+
+
 def _split(address: str) -> tuple[str, int] | None:
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 0xFFFF:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.broker.access import open_rules
 from headrace.errors import ConfigError
+from headrace.net.address import parse_registries
 from headrace.net.ports import listener_addresses
 from headrace.remoting.advertised import find_outward
 from headrace.remoting.guard import BROKER_NEEDS, Guard
@@ -22,7 +23,6 @@ from headrace.remoting.registration import (
     Registrar,
     find_registration_problem,
     has_own_registry,
-    parse_registries,
     require_registrations_in_time,
 )
 from headrace.remoting.registry.server import RegistryServer

@@ -510,18 +510,3 @@ def find_registration_problem(settings: Settings, rules: AccessRules) -> str:
         "the registry in this process would refuse this broker, and clients would find no topic: set "
         "access.broker_user to an admin of the rule file who has keys (docs/access.md)"
     )
-
-
-def parse_registries(setting: str, own: str) -> list[str]:
-    """Return the addresses of ``broker.registries``; where it is empty, that of the registry in this process.
-
-    Args:
-        own: Where that one listens, as bound; empty when there is none.
-    """
-    words = [word.strip() for word in setting.replace(";", ",").split(",") if word.strip()]
-    if words or not own:
-        return words
-    host, port = parse_address(own)
-    if host in ("", "0.0.0.0", "::"):  # not a bind: where everything is listened to, this machine is too
-        host = "127.0.0.1"
-    return [format_address((host, port))]

@@ -8,7 +8,16 @@ import socket
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.net.address import born_of, format_address, is_loopback, own_name, parse_address, parse_peer, peer_of
+from headrace.net.address import (
+    born_of,
+    format_address,
+    is_loopback,
+    own_name,
+    parse_address,
+    parse_peer,
+    parse_registries,
+    peer_of,
+)
 
 _NO_ADDRESSES = ["", "4150", "h:", "h:x", "h:65536", "h:-1", "h:٣", "h:" + "1" * 5000]
 
@@ -74,3 +83,18 @@ def test_every_machine_has_a_name(name: bytes, told: str, monkeypatch: pytest.Mo
     """Latin-1 ended a start with a traceback; without any name the registry did not take the broker."""
     monkeypatch.setattr(socket, "gethostname", lambda: os.fsdecode(name))
     assert own_name() == told
+
+
+@pytest.mark.parametrize(
+    ("setting", "own", "registries"),
+    [
+        ("", "", []),
+        ("", "127.0.0.1:9876", ["127.0.0.1:9876"]),
+        ("", "0.0.0.0:9876", ["127.0.0.1:9876"]),
+        ("", "[::]:9876", ["127.0.0.1:9876"]),  # [::1] is not there where IPv6 is off, as in many containers
+        ("a:1, b:2;c:3", "127.0.0.1:9876", ["a:1", "b:2", "c:3"]),
+    ],
+)
+def test_registries_of_the_settings(setting: str, own: str, registries: list[str]) -> None:
+    """Empty = the registry in this process; RocketMQ separates with semicolons."""
+    assert parse_registries(setting, own) == registries

@@ -23,7 +23,7 @@ from headrace.registry.routes import MasterAddresses, Registration, TopicData
 from headrace.remoting import registration
 from headrace.remoting.codec import decode_command, encode_response
 from headrace.remoting.codes import RequestCode, ResponseCode
-from headrace.remoting.registration import BrokerIdentity, Registrar, find_address_problem, parse_registries
+from headrace.remoting.registration import BrokerIdentity, Registrar, find_address_problem
 from headrace.remoting.registry.server import RegistryServer
 from headrace.settings import BrokerSettings, RegistrySettings
 
@@ -580,18 +580,3 @@ def test_an_address_that_the_machine_has_no_more_is_one_warning(table: Table, ca
         run(test)
     said = [line.rpartition(" address=")[2] for line in caplog.messages if "the address of this machine" in line]
     assert said == ["127.0.0.1:10911 now=10.0.0.7", "127.0.0.1:10911", "127.0.0.1:10911 now=10.0.0.8"]
-
-
-@pytest.mark.parametrize(
-    ("setting", "own", "registries"),
-    [
-        ("", "", []),
-        ("", "127.0.0.1:9876", ["127.0.0.1:9876"]),
-        ("", "0.0.0.0:9876", ["127.0.0.1:9876"]),
-        ("", "[::]:9876", ["127.0.0.1:9876"]),  # [::1] is not there where IPv6 is off, as in many containers
-        ("a:1, b:2;c:3", "127.0.0.1:9876", ["a:1", "b:2", "c:3"]),
-    ],
-)
-def test_registries_of_the_settings(setting: str, own: str, registries: list[str]) -> None:
-    """Empty = the registry in this process; RocketMQ separates with semicolons."""
-    assert parse_registries(setting, own) == registries
