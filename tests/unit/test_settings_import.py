@@ -82,11 +82,14 @@ def test_what_a_comment_says_stays_on_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "--node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1 --lookupd-tcp-address=b:1",
-        "-node-id 3 -max-rdy-count 10 -data-path '/d' -lookupd-tcp-address a:1 -lookupd-tcp-address b:1 -verbose",
+        "--node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1 --lookupd-tcp-address=b:1 "
+        "--statsd-address=c:8125",
+        "-node-id 3 -max-rdy-count 10 -data-path '/d' -lookupd-tcp-address a:1 -lookupd-tcp-address b:1 "
+        "-statsd-address c:8125 -verbose",
         "#!/bin/sh\nexec /usr/bin/nsqd --node-id=3 \\\n  --max-rdy-count=10 --data-path /d \\\n  -verbose "
-        '--lookupd-tcp-address a:1 --lookupd-tcp-address b:1 "$@"\n',
-        "  exec\tnsqd --node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1,b:1",
+        '--lookupd-tcp-address a:1 --lookupd-tcp-address b:1 --statsd-address c:8125 "$@"\n',
+        "  exec\tnsqd --node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1,b:1 "
+        "--statsd-address c:8125",
     ],
 )
 def test_nsqd_flags_become_our_settings(tmp_path: Path, text: str) -> None:
@@ -95,8 +98,18 @@ def test_nsqd_flags_become_our_settings(tmp_path: Path, text: str) -> None:
     assert settings.broker.node_id == 3
     assert settings.nsq.max_rdy_count == 10
     assert settings.store.data_dir == Path("/d")
+    assert settings.nsq.lookupd_addresses == "a:1,b:1"
     assert len(result.warnings) == 1
-    assert "lookupd-tcp-address = a:1,b:1: not imported" in result.warnings[0]
+    assert "statsd-address = c:8125: not imported" in result.warnings[0]
+
+
+def test_nsqlookupds_of_nsqd_become_our_settings(tmp_path: Path) -> None:
+    """nsq.md 8: the configuration file of nsqd has a list."""
+    text = 'nsqlookupd_tcp_addresses = ["a:4160", "b:4160"]\nbroadcast_tcp_port = 14150\nbroadcast_http_port = 14151\n'
+    result, settings = imported(tmp_path, text)
+    assert settings.nsq.lookupd_addresses == "a:4160,b:4160"
+    assert (settings.nsq.broadcast_tcp_port, settings.nsq.broadcast_http_port) == (14150, 14151)
+    assert result.warnings == ()
 
 
 def test_nsqlookupd_s_file_becomes_settings_of_the_registry(tmp_path: Path) -> None:

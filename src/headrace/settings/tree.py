@@ -283,7 +283,21 @@ class NsqSettings:
     """Where nsqd's HTTP interface listens, ``host:port``; empty = not at all."""
 
     broadcast_address: str = option("", form="name-or-empty")
-    """Host name or address by which clients reach this broker, as listings show it. Empty = the host name."""
+    """Host name or address by which clients reach this broker, as listings and nsqlookupds show it. Empty = the host
+    name."""
+
+    broadcast_tcp_port: int = option(0, least=1, most=65_535, special=(0,))
+    """Port of ``broadcast_address`` at which NSQ clients reach this broker, as nsqlookupds tell them: for where a proxy
+    or a container's port mapping is in front. 0 = the one of ``tcp_address``, as bound."""
+
+    broadcast_http_port: int = option(0, least=1, most=65_535, special=(0,))
+    """The same for HTTP: what nsqadmin and the other tools that ask nsqlookupds connect to. 0 = the one of
+    ``http_address``, as bound."""
+
+    lookupd_addresses: str = option("", form="addresses")
+    """TCP addresses of the nsqlookupds to which this broker announces its topics and channels, ``host:port`` with
+    commas between them: consumers that ask those find it. Each gets everything. Empty = the one inside this process, if
+    there is one. ``PUT /config/nsqlookupd_tcp_addresses`` changes them until the next start."""
 
     max_message_bytes: int = option(1 * MIB, least=1, most=4 * MIB)
     """Largest body of one message; larger ones are refused with E_BAD_MESSAGE."""

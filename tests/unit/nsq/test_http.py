@@ -113,14 +113,14 @@ class Answer:
 class Harness:
     """An application and a way to ask it without a socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.broker = FakeBroker()
         self.clock = ManualClock(now_ms=NOW_MS)
         self.health = ""
         self.logger = logging.Logger("levels", logging.INFO)
         self.app = NsqHttp(
             broker=self.broker,  # type: ignore[arg-type]
-            settings=NsqSettings(max_message_bytes=MAX_MESSAGE, max_body_bytes=MAX_BODY),
+            settings=NsqSettings(max_message_bytes=MAX_MESSAGE, max_body_bytes=MAX_BODY, **settings),
             facts=NodeFacts(
                 version="1.3.0",
                 hostname="here",
@@ -656,6 +656,15 @@ def test_config(nsq: Harness, name: str, content_type: str | None, body: bytes) 
     """nsq.md 3.2: strings as raw text, everything else as JSON, durations in ns."""
     answer = nsq.ask("GET", f"/config/{name}")
     assert (answer.status, answer.body, answer.headers.get("Content-Type")) == (200, body, content_type)
+
+
+def test_ports_that_clients_are_told_are_set() -> None:
+    """nsq.md 12.1, trap 16: /info keeps the real ports."""
+    nsq = Harness(broadcast_tcp_port=14150, broadcast_http_port=14151)
+    assert nsq.ask("GET", "/config/broadcast_tcp_port").body == b"14150"
+    assert nsq.ask("GET", "/config/broadcast_http_port").body == b"14151"
+    info = msgspec.json.decode(nsq.ask("GET", "/info").body)
+    assert (info["tcp_port"], info["http_port"]) == (34150, 34151)
 
 
 def test_log_level_can_be_set(nsq: Harness) -> None:
