@@ -68,6 +68,8 @@ class Broker:
     Attributes:
         on_topics_changed: Called with the name of a lasting topic that was made, configured or deleted.
         deletion_listeners: Called with a topic when it was deleted, by whichever protocol.
+        presence_listeners: Called with a topic that was made or deleted, in memory or lasting, and an empty text; or
+            with one whose channel was, and its name. They only note it: who asked for the change is still at it.
         queue_listeners: Called with each queue of a topic that has new entries which readers may see.
         warm_listeners: Called when records that were not in memory have been read in: try again what stopped at one.
         tickers: Get their ``tick`` with the broker's, and their ``close`` before its own.
@@ -86,6 +88,7 @@ class Broker:
         self.on_relief: Callable[[], None] = lambda: None
         self.on_topics_changed: Callable[[str], None] = lambda name: None
         self.deletion_listeners: list[Callable[[Topic], None]] = []
+        self.presence_listeners: list[Callable[[Topic, str], None]] = []
         self.queue_listeners: list[Callable[[QueueBase], None]] = []
         self.warm_listeners: list[Callable[[], None]] = []
         self.tickers: list[Ticker] = []
@@ -94,7 +97,7 @@ class Broker:
         self._executor = Threads("headrace-journal")
         self._control = ControlRecords(store, self._executor, clock)
         core = Core(store, settings, clock, self._control, self.counters, self.node_id, max_msg_timeout_ms)
-        self._table = TopicTable(core, lambda name: self.on_topics_changed(name))
+        self._table = TopicTable(core, lambda name: self.on_topics_changed(name), self._tell_presence)
         self.topics = self._table.topics
         self._states = JournalWriter(store.directory.channels, self._executor, clock, settings.journal_interval_ms)
         self._channels = ChannelTable(core, self._table, self._states, lambda: self.on_work())
@@ -308,6 +311,10 @@ class Broker:
             topic.limit_channels()
             self._channels.forget_held(topic)
         return self.last_change
+
+    def _tell_presence(self, topic: Topic, channel: str) -> None:
+        for listener in self.presence_listeners:
+            self._run(partial(listener, topic, channel))
 
     def _skip(self, topic: Topic, start: list[int], end: list[int]) -> None:
         """Have the channels of a paused topic pass over a range that was dropped before it was theirs."""

@@ -31,16 +31,20 @@ logger = logging.getLogger(__name__)
 class TopicTable:
     """All topics by name, ``topics``; ``revive`` fills it from the catalog."""
 
-    def __init__(self, core: Core, on_changed: Callable[[str], None]) -> None:
+    def __init__(
+        self, core: Core, on_changed: Callable[[str], None], tell_presence: Callable[[Topic, str], None]
+    ) -> None:
         """Make an empty table.
 
         Args:
-            on_changed: Called with the name of a topic that was made, configured or deleted.
+            on_changed: Called with the name of a lasting topic that was made, configured or deleted.
+            tell_presence: Called with a topic that was made or deleted, or whose channel of that name was.
         """
         self.topics: dict[str, Topic] = {}
         self._system_count = 0
         self._core = core
         self._on_changed = on_changed
+        self.tell_presence = tell_presence
 
     @property
     def version(self) -> DataVersion:
@@ -175,6 +179,7 @@ class TopicTable:
             log = MemoryLog(settings.ephemeral_messages, settings.ephemeral_bytes, self._core.clock.now_ms())
             topic = Topic(name, [MemoryQueue(name, 0, log)], ephemeral=True, paused=False, frozen=[0])
             self.topics[name] = topic
+            self.tell_presence(topic, "")
             return topic
         return self._create(name, [self._core.store.next_offset(name, 0)], None)
 
@@ -220,6 +225,7 @@ class TopicTable:
         self.topics[name] = topic
         logger.info("topic created topic=%s", name)
         self._on_changed(name)
+        self.tell_presence(topic, "")
         return topic
 
     def _write_creation(self, name: str, start: Sequence[int], config: TopicConfig | None) -> None:
@@ -329,6 +335,7 @@ class TopicTable:
                 queue = self._core.store.queue(topic.name, queue_id)
                 queue.hide_below(queue.next_offset)
             self._on_changed(topic.name)
+        self.tell_presence(topic, "")
 
 
 def _require_config(name: str, config: TopicConfig) -> None:

@@ -267,6 +267,51 @@ def test_a_change_is_told_once(rig: BrokerRig) -> None:
     assert told == ["a", "b", "b", "b"]
 
 
+def test_what_is_made_and_deleted_is_told(rig: BrokerRig) -> None:
+    """nsq.md 4.4: REGISTER and UNREGISTER, of what is in memory only as well."""
+    told: list[tuple[str, str, bool]] = []
+
+    def listen(topic: Topic, channel: str) -> None:
+        is_there = rig.broker.topics.get(topic.name) is topic and (not channel or channel in topic.channels)
+        told.append((topic.name, channel, is_there))
+
+    def take_told() -> list[tuple[str, str, bool]]:
+        seen = list(told)
+        told.clear()
+        return seen
+
+    rig.broker.presence_listeners.append(listen)
+    rig.broker.create_topic("b", TopicConfig(2, 2))
+    rig.broker.configure_topic("b", TopicConfig(3, 3))
+    rig.publish("b", [b"x"])
+    assert take_told() == [("b", "", True)]
+    subscription, _ = rig.subscribe("b", "c#ephemeral")
+    rig.subscribe("b", "d")
+    rig.subscribe("b", "d")
+    assert take_told() == [("b", "c#ephemeral", True), ("b", "d", True)]
+    rig.broker.unsubscribe(subscription)
+    rig.broker.pause_topic("b", True)
+    assert take_told() == [("b", "c#ephemeral", False)]
+    rig.broker.delete_topic("b")
+    assert take_told() == [("b", "d", False), ("b", "", False)]
+    subscription, _ = rig.subscribe("e#ephemeral", "c#ephemeral")
+    assert take_told() == [("e#ephemeral", "", True), ("e#ephemeral", "c#ephemeral", True)]
+    rig.broker.unsubscribe(subscription)
+    assert take_told() == [("e#ephemeral", "c#ephemeral", False), ("e#ephemeral", "", False)]
+
+
+def test_a_listener_to_what_is_made_that_fails_stops_nobody(rig: BrokerRig) -> None:
+    """The topic is there, and the other listeners hear of it."""
+    told: list[str] = []
+
+    def fail(topic: Topic, channel: str) -> None:
+        raise ValueError
+
+    rig.broker.presence_listeners += [fail, lambda topic, channel: told.append(topic.name)]
+    rig.broker.ensure_topic("a")
+    assert (told, rig.broker.counters.service_errors) == (["a"], 1)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_system_topic_is_there_without_a_record(rig: BrokerRig, way: str) -> None:
     """remoting.md 4.10: it exists from the start; its messages are in the log."""

@@ -158,6 +158,7 @@ class ChannelTable:
         self.release(topic)
         if not ephemeral:
             logger.info("channel created topic=%s channel=%s", topic.name, name)
+        self._topics.tell_presence(topic, name)
         return channel
 
     def _new(self, topic: Topic, name: str, key: int, *, ephemeral: bool) -> Channel:
@@ -226,6 +227,7 @@ class ChannelTable:
             self._channel_of.pop(subscription, None)
         self._core.counters.channels_deleted += 1
         channel.close()
+        self._topics.tell_presence(topic, channel.name)
         return owners
 
     @staticmethod
