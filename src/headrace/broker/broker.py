@@ -255,13 +255,16 @@ class Broker:
         """Return a topic that the broker has from the start, without a control record; listings may hide it."""
         return self._table.add_system(name, config)
 
-    def ensure_channel(self, topic: Topic, name: str) -> Channel:
+    def ensure_channel(self, topic: Topic, name: str, *, from_start: bool = False) -> Channel:
         """Return a channel of a topic, made now if it does not exist.
 
         The first channel begins at the topic's hold position, a later one at what is published from now on. ``made_at``
         says what to wait for.
+
+        Args:
+            from_start: It begins where the topic did, though others were made before it.
         """
-        return self._channels.ensure(topic, name)
+        return self._channels.ensure(topic, name, from_start=from_start)
 
     def delete_topic(self, name: str) -> int:
         """Delete a topic and its channels; return the offset to wait for."""

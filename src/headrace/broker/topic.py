@@ -114,11 +114,17 @@ class Topic:
         others = [channel for channel in self.channels.values() if channel is not without]
         if frozen is not None or not all(channel.ephemeral for channel in others):
             return frozen
-        dropped = [*self.dropped, *[0] * (len(self.queues) - len(self.dropped))]
         return [
             max(at, min(channel.position(queue.queue_id)[0] for channel in others))
-            for queue, at in zip(self.queues, dropped, strict=True)
+            for queue, at in zip(self.queues, self._dropped_below(), strict=True)
         ]
+
+    def beginnings(self) -> list[int]:
+        """Return where each queue begins to have what was published to the topic, but for what emptying it dropped."""
+        return [max(queue.min_offset, at) for queue, at in zip(self.queues, self._dropped_below(), strict=True)]
+
+    def _dropped_below(self) -> list[int]:
+        return [*self.dropped, *[0] * (len(self.queues) - len(self.dropped))]
 
     def queue(self, queue_id: int) -> QueueBase | None:
         """Return a queue, None if the topic has none of that id."""

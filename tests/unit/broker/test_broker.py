@@ -60,6 +60,131 @@ def test_a_later_channel_does_not_get_what_was_published_but_not_yet_durable(rig
     assert bodies(rig.take(second, second_channel)) == [b"after"]
 
 
+WAYS = ["restart", "crash", None]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_channel_can_begin_where_its_topic_did(rig: BrokerRig, way: str | None) -> None:
+    """nsq.md 2.1, "new topic with registries configured": a new node loses nothing for channels that others know."""
+    rig.publish("events", [b"one"])
+    early, early_channel = rig.subscribe("events", "a SUB was first")
+    rig.publish("events", [b"two"])
+    topic = rig.broker.find_topic("events")
+    made = rig.broker.ensure_channel(topic, "known", from_start=True)
+    assert rig.broker.ensure_channel(topic, "known", from_start=True) is made
+    assert rig.broker.ensure_channel(topic, "a SUB was first", from_start=True) is early_channel
+    assert (made.depth, made.message_count) == (2, 2)
+    rig.subscribe("events", "later")
+    rig.publish("events", [b"three"])
+    assert bodies(rig.take(early, early_channel)) == [b"one", b"two", b"three"]
+    if way:
+        getattr(rig, way)()
+    for name, expected in (("known", [b"one", b"two", b"three"]), ("later", [b"three"])):
+        assert bodies(rig.take(*rig.subscribe("events", name))) == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_first_channel_that_begins_where_its_topic_did_ends_the_waiting(rig: BrokerRig, way: str | None) -> None:
+    """As any first channel: what comes later does not wait in the topic."""
+    rig.publish("events", [b"one"])
+    rig.broker.ensure_channel(rig.broker.find_topic("events"), "known", from_start=True)
+    rig.publish("events", [b"two"])
+    rig.subscribe("events", "later")
+    if way:
+        getattr(rig, way)()
+    topic = rig.broker.find_topic("events")
+    assert (topic.depth, topic.frozen) == (0, None)
+    assert bodies(rig.take(*rig.subscribe("events", "known"))) == [b"one", b"two"]
+    assert bodies(rig.take(*rig.subscribe("events", "later"))) == []
+
+
+def test_a_channel_from_the_start_gets_what_a_deleted_one_had_taken_with_it(rig: BrokerRig) -> None:
+    """Had it been made with the topic it would have it; what waits in the topic is not all."""
+    rig.subscribe("events", "gone")
+    rig.publish("events", [b"one"])
+    rig.broker.delete_channel("events", "gone")
+    rig.publish("events", [b"two"])
+    rig.broker.ensure_channel(rig.broker.find_topic("events"), "known", from_start=True)
+    assert bodies(rig.take(*rig.subscribe("events", "known"))) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_channel_from_the_start_of_a_paused_topic_gets_what_went_before_the_pause(
+    rig: BrokerRig, way: str | None
+) -> None:
+    """nsq.md 2.1: pausing a topic stops what comes behind it, for every channel."""
+    rig.subscribe("events", "other")
+    rig.publish("events", [b"before"])
+    rig.broker.pause_topic("events", True)
+    rig.publish("events", [b"behind"])
+    rig.broker.ensure_channel(rig.broker.find_topic("events"), "known", from_start=True)
+    if way:
+        rig.store.flush()
+        getattr(rig, way)()
+    consumer, channel = rig.subscribe("events", "known")
+    assert bodies(rig.take(consumer, channel)) == [b"before"]
+    assert rig.broker.find_topic("events").depth == 1
+    rig.broker.pause_topic("events", False)
+    assert bodies(rig.take(consumer, channel)) == [b"behind"]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_channel_from_the_start_does_not_get_what_was_dropped(rig: BrokerRig, way: str | None, paused: bool) -> None:
+    """nsq.md 2.1, "empty topic"."""
+    rig.broker.ensure_topic("events")
+    if paused:
+        rig.broker.pause_topic("events", True)
+    rig.publish("events", [b"dropped"])
+    rig.broker.empty_topic("events")
+    rig.publish("events", [b"kept"])
+    rig.broker.ensure_channel(rig.broker.find_topic("events"), "known", from_start=True)
+    rig.store.flush()
+    if way:
+        getattr(rig, way)()
+    rig.broker.pause_topic("events", False)
+    assert bodies(rig.take(*rig.subscribe("events", "known"))) == [b"kept"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_channel_from_the_start_of_a_topic_that_was_made_again(rig: BrokerRig, way: str | None) -> None:
+    """What a topic of that name had is gone with it."""
+    rig.publish("events", [b"former"] * 3)
+    rig.broker.delete_topic("events")
+    rig.broker.create_topic("events", TopicConfig(3, 3))
+    for _ in range(3):
+        rig.publish("events", [b"new"])
+    rig.subscribe("events", "other")
+    rig.broker.configure_topic("events", TopicConfig(4, 4))
+    rig.broker.ensure_channel(rig.broker.find_topic("events"), "known", from_start=True)
+    for _ in range(4):
+        rig.publish("events", [b"newer"])
+    if way:
+        getattr(rig, way)()
+    taken = bodies(rig.take(*rig.subscribe("events", "known")))
+    assert sorted(taken) == [b"new"] * 3 + [b"newer"] * 4
+
+
+def test_a_channel_from_the_start_of_an_ephemeral_topic(rig: BrokerRig) -> None:
+    """It gets what the topic still has."""
+    rig.subscribe("events#ephemeral", "other")
+    rig.publish("events#ephemeral", [b"one"])
+    rig.broker.ensure_channel(rig.broker.find_topic("events#ephemeral"), "known", from_start=True)
+    assert bodies(rig.take(*rig.subscribe("events#ephemeral", "known"))) == [b"one"]
+
+
+def test_a_delayed_message_is_not_early_in_a_channel_from_the_start(rig: BrokerRig) -> None:
+    """It was deferred by the channels of its time; this one finds it when it reads it."""
+    rig.subscribe("events", "other")
+    rig.publish("events", [b"later"], due_ms=rig.clock.now_ms() + 5_000)
+    rig.publish("events", [b"now"])
+    rig.broker.ensure_channel(rig.broker.find_topic("events"), "known", from_start=True)
+    consumer, channel = rig.subscribe("events", "known")
+    assert bodies(rig.take(consumer, channel)) == [b"now"]
+    rig.pass_time(5_000)
+    assert bodies(rig.take(consumer, channel)) == [b"later"]
+
+
 def test_messages_wait_in_the_topic_again_after_its_last_channel_went(rig: BrokerRig) -> None:
     """nsq.md 2.1, "last channel deleted"."""
     rig.subscribe("events", "only")

@@ -125,10 +125,14 @@ class ChannelTable:
         """Delete what files there are of channels that are no more."""
         remove_left_over(self._core.store.directory.channels, self._keys.values())
 
-    def ensure(self, topic: Topic, name: str) -> Channel:
+    def ensure(self, topic: Topic, name: str, *, from_start: bool = False) -> Channel:
         """Return a channel of a topic, made now if it does not exist.
 
         The first channel begins at the topic's hold position, a later one at what is published from now on.
+
+        Args:
+            from_start: It begins where the topic did, as if it had been made with it. Of a topic that was emptied,
+                behind what was dropped.
 
         Raises:
             QuotaExceededError: the broker has all the channels it may have.
@@ -141,7 +145,7 @@ class ChannelTable:
                 f"the broker has its limit of {self._core.settings.max_channels} channels (broker.max_channels)"
             )
         self._topics.promote(topic)
-        start = topic.fan_out()
+        start = topic.beginnings() if from_start else topic.fan_out()
         ephemeral = topic.ephemeral or name.endswith(EPHEMERAL_SUFFIX)
         key = -1
         if not ephemeral:
