@@ -18,8 +18,8 @@ import struct
 from collections.abc import Callable
 from typing import Final, cast
 
-from headrace.errors import ConnectionLostError, NotConnectedError, ProtocolError, RequestTimeoutError
-from headrace.net.address import parse_peer
+from headrace.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
+from headrace.net.dialing import connect
 from headrace.net.names import Names
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
@@ -130,29 +130,7 @@ class RemotingClient:
             raise
 
     async def _open(self, address: str) -> _Connection:
-        try:
-            host, port = parse_peer(address)
-        except ValueError:
-            raise NotConnectedError(address, "an address is host:port") from None
-        timeout_s = self._connect_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                hosts = await self._names.addresses(host)
-        except OSError as error:
-            reason = error.strerror or str(error) or f"its name was not resolved within {timeout_s:g} s"
-            raise NotConnectedError(address, reason) from error
-        loop = asyncio.get_running_loop()
-        share_s = timeout_s / len(hosts)  # from the first there may come nothing at all
-        reasons = []
-        for one in hosts:
-            try:
-                async with asyncio.timeout(share_s):
-                    _, connection = await loop.create_connection(lambda: _Connection(self, address), one, port)
-                return connection
-            except OSError as error:
-                reason = error.strerror or str(error) or f"not accepted within {share_s:g} s"
-                reasons.append(f"{one}: {reason}" if len(hosts) > 1 else reason)
-        raise NotConnectedError(address, "; ".join(reasons))
+        return await connect(address, self._names, lambda: _Connection(self, address), self._connect_timeout_s)
 
     def _opened(self, address: str, task: asyncio.Task[_Connection]) -> None:
         """Forget a connection that was not made, so that the next call tries again."""
