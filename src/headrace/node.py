@@ -34,15 +34,17 @@ from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
 from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
 from headrace.lock_file import release_lock
-from headrace.net.address import born_of, format_address, own_name, parse_address
+from headrace.net.address import born_of, format_address, own_name, parse_address, parse_registries
 from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener, Shortcut
 from headrace.net.listener import raise_file_limit
 from headrace.net.loop_load import LoopLoad
 from headrace.net.ports import EVERY_LISTENER_OFF, bind_listener, listener_addresses
-from headrace.nsq.config_options import NodeFacts
+from headrace.nsq.config_options import NodeFacts, broadcast_http_port, broadcast_tcp_port
 from headrace.nsq.http import NsqHttp
 from headrace.nsq.http_publishes import HttpPublishes
+from headrace.nsq.lookup_peers.codec import NsqdIdentity
+from headrace.nsq.lookup_peers.peers import LookupPeers
 from headrace.nsq.lookupd.service import LISTENERS as LOOKUPD_LISTENERS
 from headrace.nsq.lookupd.service import LookupService
 from headrace.nsq.server import NsqServer
@@ -76,6 +78,7 @@ class Node:
         self.remoting: RemotingAssembly
         self.nsq: NsqServer | None = None
         self.lookupd: LookupService | None = None
+        self.lookup_peers: LookupPeers | None = None
         self._free_ports = free_ports
         self._http: dict[str, HttpListener] = {}
         self._sockets: dict[str, socket.socket] = {}
@@ -209,17 +212,21 @@ class Node:
             unready=lambda: store.why_elsewhere,
             listeners=self.listeners,
         )
+        nsq_facts = self._nsq_facts(started_at_ms)
         if "nsq_tcp" in self._sockets:
+            self.lookup_peers = self._make_lookup_peers(nsq_facts)
             self.nsq = NsqServer(broker, self.settings.nsq, self.clock, self.parts.groups.statistics)
             await self.nsq.start(self._sockets.pop("nsq_tcp"))
         broker.on_relief = self._relieve
         await self._start_lookupd()
         await self.remoting.start(self._sockets)
         if "nsq_http" in self._sockets:
-            nsq_http = self._make_nsq_http(started_at_ms)
+            nsq_http = self._make_nsq_http(nsq_facts)
             # Without NSQ's own port there is nobody to append with.
             shortcut = HttpPublishes(nsq_http, self.nsq) if self.nsq is not None else None
             await self._start_http("nsq_http", nsq_http, nsq_http.counters, shortcut)
+        if self.lookup_peers is not None:
+            self.lookup_peers.start()
         if "admin" in self._sockets:
             sources = MetricSources(
                 broker=broker,
@@ -249,13 +256,12 @@ class Node:
         self.lookupd = LookupService(settings, self.clock, self._sockets, limits=HttpLimits.within_open_files())
         await self.lookupd.start()
 
-    def _make_nsq_http(self, started_at_ms: int) -> NsqHttp:
-        nsq = self.settings.nsq
+    def _nsq_facts(self, started_at_ms: int) -> NodeFacts:
         hostname = own_name()
-        facts = NodeFacts(
+        return NodeFacts(
             version=server_version(),
             hostname=hostname,
-            broadcast_address=nsq.broadcast_address or hostname,
+            broadcast_address=self.settings.nsq.broadcast_address or hostname,
             tcp_address=self.listeners.get("nsq_tcp", ""),
             http_address=self.listeners.get("nsq_http", ""),
             started_at_ms=started_at_ms,
@@ -263,10 +269,24 @@ class Node:
             data_dir=spell(self.store.directory.root),
             segment_bytes=self.store.log.segment_bytes,
         )
+
+    def _make_lookup_peers(self, facts: NodeFacts) -> LookupPeers:
+        nsq = self.settings.nsq
+        identity = NsqdIdentity(
+            broadcast_address=facts.broadcast_address,
+            hostname=facts.hostname,
+            http_port=broadcast_http_port(nsq, facts),
+            tcp_port=broadcast_tcp_port(nsq, facts),
+            version=facts.version,
+        )
+        own = self.listeners.get("nsqlookupd_tcp", "")
+        return LookupPeers(self.broker, identity, self.clock, parse_registries(nsq.lookupd_addresses, own))
+
+    def _make_nsq_http(self, facts: NodeFacts) -> NsqHttp:
         server = self.nsq
         return NsqHttp(
             broker=self.broker,
-            settings=nsq,
+            settings=self.settings.nsq,
             facts=facts,
             clock=self.clock,
             connections=lambda: server.connections if server is not None else (),
@@ -357,6 +377,8 @@ class Node:
 
     async def _stop_servers(self) -> None:
         """Stop all servers, whatever goes wrong with one of them."""
+        if self.lookup_peers is not None:
+            await self.lookup_peers.stop()  # first: nobody is to be sent here any more
         # Beside each other: peers that do not let go cost each of them seconds, and who stops us gives ten. The admin
         # port says "stopping" meanwhile.
         servers = [self.remoting.stop(), *(part.stop() for part in (self.nsq, self.lookupd) if part is not None)]

@@ -53,6 +53,16 @@ def port_of(address: str, missing: int) -> int:
     return int(address.rpartition(":")[2] or missing)
 
 
+def broadcast_tcp_port(settings: NsqSettings, facts: NodeFacts) -> int:
+    """Return the port at which clients are told that they reach this broker; 0 where there is none."""
+    return settings.broadcast_tcp_port or port_of(facts.tcp_address, 0)
+
+
+def broadcast_http_port(settings: NsqSettings, facts: NodeFacts) -> int:
+    """Return the same of HTTP."""
+    return settings.broadcast_http_port or port_of(facts.http_address, 0)
+
+
 def log_level(logger: logging.Logger) -> int:
     """Return a logger's level as nsqd numbers it."""
     effective = logger.getEffectiveLevel()
@@ -69,8 +79,8 @@ def read_options(settings: NsqSettings, facts: NodeFacts) -> Mapping[str, Value]
         "http_address": facts.http_address,
         "https_address": "",
         "broadcast_address": facts.broadcast_address,
-        "broadcast_tcp_port": settings.broadcast_tcp_port or port_of(facts.tcp_address, 0),
-        "broadcast_http_port": settings.broadcast_http_port or port_of(facts.http_address, 0),
+        "broadcast_tcp_port": broadcast_tcp_port(settings, facts),
+        "broadcast_http_port": broadcast_http_port(settings, facts),
         "nsqlookupd_tcp_addresses": [],
         "auth_http_addresses": [],
         "msg_timeout": settings.msg_timeout_ms * NS_PER_MS,

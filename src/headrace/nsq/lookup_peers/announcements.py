@@ -1,0 +1,53 @@
+"""What nsqlookupds are told: the commands for all that there is, and for what has changed.
+
+A change is a topic's name and a channel's, empty for the topic itself. What becomes of it is read when it is said, so
+that whatever happened to it meanwhile ends in what is so now, in whichever order it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from headrace.broker.topic import Topic
+from headrace.nsq.codec import is_valid_name
+from headrace.nsq.lookup_peers.codec import encode_register, encode_unregister
+from headrace.nsq.stats import is_listed
+
+Change = tuple[str, str]
+
+
+def spells(name: str) -> bool:
+    """Return whether NSQ can spell a name."""
+    return name.isascii() and is_valid_name(name.encode())
+
+
+def announce_all(topics: Mapping[str, Topic]) -> Iterator[bytes]:
+    """Yield the registration of each topic without channels, and of each channel of the others.
+
+    Topics may come and go meanwhile: those that went before their turn are left out, those that come are not said.
+    """
+    for topic in list(topics.values()):
+        if topics.get(topic.name) is not topic or not is_listed(topic):
+            continue
+        channels = [name for name in topic.channels if spells(name)]
+        if not channels:
+            yield encode_register(topic.name)
+        for name in channels:
+            if topics.get(topic.name) is topic and name in topic.channels:
+                yield encode_register(topic.name, name)
+
+
+def announce_changes(topics: Mapping[str, Topic], changes: Iterable[Change]) -> Iterator[bytes]:
+    """Yield the registration of what is there of some changes, and the end of what is not."""
+    for topic_name, channel in changes:
+        topic = topics.get(topic_name)
+        is_there = topic is not None and is_listed(topic) and (not channel or channel in topic.channels)
+        yield (encode_register if is_there else encode_unregister)(topic_name, channel)
+
+
+def changes_of(topic: Topic, channel: str) -> Iterator[Change]:
+    """Yield what there is to say when a topic, or a channel of it, was made or deleted; nothing NSQ cannot spell."""
+    if spells(topic.name) and spells(channel or topic.name):
+        yield topic.name, channel
+        if topic.is_system and channel:  # it is shown while it has channels
+            yield topic.name, ""

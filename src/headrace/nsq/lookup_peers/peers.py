@@ -1,0 +1,138 @@
+"""All nsqlookupds that this broker is announced to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from headrace.errors import NotConnectedError
+from headrace.log_pace import LogPace
+from headrace.net.names import Names
+from headrace.nsq.lookup_peers.announcements import changes_of, spells
+from headrace.nsq.lookup_peers.answer import lasting
+from headrace.nsq.lookup_peers.channel_queries import ChannelQueries
+from headrace.nsq.lookup_peers.counters import LookupCounters
+from headrace.nsq.lookup_peers.http_query import query_channels
+from headrace.nsq.lookup_peers.link import LookupLink
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.broker.topic import Topic
+    from headrace.clock import Clock
+    from headrace.nsq.lookup_peers.codec import NsqdIdentity
+
+FindChannels = Callable[[str], list[str]]
+"""Returns the channels of a topic that the nsqlookupd in this process knows."""
+
+
+class _Peer:
+    """A link with its task, and the questions for the same nsqlookupd."""
+
+    def __init__(self, link: LookupLink, queries: ChannelQueries) -> None:
+        self.link = link
+        self.queries = queries
+        self.task = asyncio.create_task(link.serve())
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, self.queries.close(), return_exceptions=True)
+
+
+class LookupPeers:
+    """Keeps nsqlookupds told of this broker, and asks them for the channels of topics that it makes.
+
+    Attributes:
+        addresses: Where they are, as set last.
+        counters: What goes on with all of them.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        identity: NsqdIdentity,
+        clock: Clock,
+        addresses: Iterable[str],
+        *,
+        own_address: str = "",
+        find_channels: FindChannels | None = None,
+    ) -> None:
+        """Announce nothing yet, but note which topics are made from now on.
+
+        Args:
+            own_address: That of the nsqlookupd in this process, among the addresses.
+            find_channels: Asked instead of that one's HTTP port.
+        """
+        self.addresses = list(addresses)
+        self.counters = LookupCounters()
+        self._broker = broker
+        self._identity = identity
+        self._own_address = own_address
+        self._find_channels = find_channels
+        self._names = Names()
+        self._pace = LogPace(clock)
+        self._peers: dict[str, _Peer] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._early: list[Topic] | None = []  # topics made before the start; None since then
+        broker.presence_listeners.append(self._presence_changed)
+
+    @property
+    def links(self) -> list[LookupLink]:
+        """Each nsqlookupd, while started."""
+        return [peer.link for peer in self._peers.values()]
+
+    def start(self) -> None:
+        """Begin to announce; waits for nobody."""
+        self.set_addresses(self.addresses)
+        early, self._early = self._early, None
+        for topic in early or ():
+            self._ask(topic)
+
+    def set_addresses(self, addresses: list[str]) -> None:
+        """Announce to these from now on: those that are no more among them are closed, new ones told."""
+        self.addresses = addresses
+        wanted = dict.fromkeys(addresses)
+        for address in [address for address in self._peers if address not in wanted]:
+            task = asyncio.create_task(self._peers.pop(address).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        self._peers = {address: self._peers.get(address) or self._make_peer(address) for address in wanted}
+
+    async def stop(self) -> None:
+        """Close the connections: to a nsqlookupd this broker goes with its own."""
+        self._broker.presence_listeners.remove(self._presence_changed)
+        self.set_addresses([])
+        await asyncio.gather(*self._closing)
+
+    def _make_peer(self, address: str) -> _Peer:
+        link = LookupLink(address, self._identity, self._broker, self.counters, self._names, self._pace)
+
+        async def find(topic: str) -> list[str]:
+            return await self._find(link, topic)
+
+        return _Peer(link, ChannelQueries(address, find, self._broker, self.counters, self._pace))
+
+    async def _find(self, link: LookupLink, topic: str) -> list[str]:
+        """Return the lasting channels that a nsqlookupd knows of a topic."""
+        if self._find_channels is not None and link.address == self._own_address:
+            return lasting(self._find_channels(topic))
+        await link.tried.wait()  # at a start it may be about to answer
+        if not link.http_address:
+            reason = link.last_error or "it does not say where it answers over HTTP"
+            raise NotConnectedError(link.address, reason)
+        return await query_channels(link.http_address, topic, self._names)
+
+    def _presence_changed(self, topic: Topic, channel: str) -> None:
+        """Note that a topic, or a channel of it, was made or deleted."""
+        for change in changes_of(topic, channel):
+            for peer in self._peers.values():
+                peer.link.note(change)
+        if not channel and spells(topic.name) and self._broker.topics.get(topic.name) is topic:
+            if self._early is None:
+                self._ask(topic)
+            else:
+                self._early.append(topic)
+
+    def _ask(self, topic: Topic) -> None:
+        for peer in self._peers.values():
+            peer.queries.ask(topic)

@@ -1,0 +1,269 @@
+"""A topic that is made gets the channels that nsqlookupds know (nsq.md 2.1, "new topic with registries configured")."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.topic import TopicConfig
+from headrace.nsq.lookup_peers import channel_queries, connection, http_query, link
+from tests.support.brokers import BrokerRig
+from tests.unit.nsq.lookup_peers.scripted_lookupd import announcing, run, scripted, serving, wait_until
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[BrokerRig]:
+    made = BrokerRig(tmp_path / "store")
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(connection, "ANSWER_S", 0.3)
+    monkeypatch.setattr(http_query, "QUERY_S", 0.3)
+
+
+def bodies(rig: BrokerRig, topic: str, channel: str) -> list[bytes]:
+    return sorted(body for body, _, _ in rig.take(*rig.subscribe(topic, channel)))
+
+
+def test_channels_of_all_are_made_and_get_what_was_published_before(rig: BrokerRig) -> None:
+    """The topic is served at once; ephemeral channels come with their consumers only."""
+
+    async def test() -> None:
+        async with scripted() as one, scripted() as two, announcing(rig.broker, one.address, two.address) as peers:
+            one.channels = {"t": ["a", "b", "x#ephemeral"], "old": ["no"]}
+            two.channels = {"t": ["b", "c"]}
+            rig.publish("t", [b"first"])
+            rig.subscribe("t", "b")
+            rig.publish("t", [b"second"])
+            topic = rig.broker.find_topic("t")
+            await wait_until(lambda: peers.counters.queries == 2)
+            assert sorted(topic.channels) == ["a", "b", "c"]
+            rig.subscribe("t", "later")
+            rig.publish("t", [b"third"])
+            for channel in "abc":
+                assert bodies(rig, "t", channel) == [b"first", b"second", b"third"]
+            assert bodies(rig, "t", "later") == [b"third"]
+            assert (peers.counters.channels, one.questions, two.questions) == (2, ["t"], ["t"])
+            await wait_until(lambda: {"REGISTER t a", "REGISTER t c"} <= {*one.commands} & {*two.commands})
+
+    run(test)
+
+
+def test_topics_of_all_protocols(rig: BrokerRig) -> None:
+    """RocketMQ's with many queues; not those that NSQ cannot spell, nor those that were there before."""
+
+    async def test() -> None:
+        rig.publish("there", [b"x"])
+        async with scripted() as lookupd, announcing(rig.broker, lookupd.address) as peers:
+            lookupd.channels = {"many": ["c"], "there": ["c"], "e#ephemeral": ["c"]}
+            rig.broker.create_topic("many", TopicConfig(4, 4))
+            rig.broker.create_topic("%RETRY%g", TopicConfig(1, 1))
+            rig.broker.ensure_topic("e#ephemeral")
+            for number in range(8):
+                rig.publish("many", [b"%d" % number])
+            await wait_until(lambda: peers.counters.queries == 2)
+            assert bodies(rig, "many", "c") == [b"%d" % number for number in range(8)]
+            assert lookupd.questions == ["many", "e#ephemeral"]
+            assert list(rig.broker.find_topic("e#ephemeral").channels) == ["c"]
+            assert not rig.broker.find_topic("there").channels
+
+    run(test)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_topic_that_was_deleted_before_the_answer(rig: BrokerRig, again: bool) -> None:
+    """It is not made again; one of its name that was asks for itself."""
+
+    async def test() -> None:
+        async with scripted() as lookupd, announcing(rig.broker, lookupd.address) as peers:
+            release = asyncio.Event()
+
+            async def wait(writer: asyncio.StreamWriter) -> None:
+                await release.wait()
+
+            lookupd.answering, lookupd.channels = wait, {"t": ["c"]}
+            rig.publish("t", [b"former"])
+            await wait_until(lambda: lookupd.questions)
+            rig.broker.delete_topic("t")
+            if again:
+                rig.publish("t", [b"new"])
+            release.set()
+            await wait_until(lambda: peers.counters.queries == 1 + again)
+            if again:
+                assert bodies(rig, "t", "c") == [b"new"]
+            else:
+                assert "t" not in rig.broker.topics
+
+    run(test)
+
+
+def test_a_topic_made_before_the_connection_is_asked_for(rig: BrokerRig) -> None:
+    """At a start clients are faster than the nsqlookupds."""
+
+    async def test() -> None:
+        async with scripted() as lookupd, announcing(rig.broker, lookupd.address) as peers:
+            lookupd.channels = {"t": ["c"]}
+            rig.publish("t", [b"x"])
+            assert lookupd.connections == 0
+            await wait_until(lambda: peers.counters.queries == 1)
+            assert bodies(rig, "t", "c") == [b"x"]
+
+    run(test)
+
+
+def test_many_topics_share_few_questions(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And too many are not asked for: it is counted, and logged."""
+    monkeypatch.setattr(channel_queries, "MAX_WAITING", 40)
+
+    async def test() -> None:
+        async with scripted() as lookupd, announcing(rig.broker, lookupd.address) as peers:
+            lookupd.answering = lambda writer: asyncio.sleep(0.005)
+            for number in range(50):
+                lookupd.channels[f"t{number}"] = ["c"]
+                rig.broker.ensure_topic(f"t{number}")
+            await wait_until(lambda: peers.counters.queries == 40)
+            assert lookupd.most_at_once == channel_queries.AT_ONCE
+            assert peers.counters.query_failures == {"dropped": 10}
+            assert len(lookupd.questions) == 40
+
+    run(test)
+
+
+@pytest.mark.parametrize("answer", ["silence", "trickle", "404", "no JSON", "close", "endless"])
+def test_a_question_that_is_not_answered(rig: BrokerRig, answer: str, caplog: pytest.LogCaptureFixture) -> None:
+    """nsq.md 2.1: failure is only logged. The other nsqlookupd is heard; the broker goes on."""
+
+    async def misbehave(writer: asyncio.StreamWriter) -> None:
+        if answer == "silence":
+            await asyncio.sleep(0.6)
+        elif answer == "trickle":
+            for _ in range(40):
+                if writer.is_closing():
+                    break
+                writer.write(b"H")
+                await asyncio.sleep(0.02)
+        elif answer == "404":
+            writer.write(b"HTTP/1.0 404 Not Found\r\n\r\n")
+        elif answer == "no JSON":
+            writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: 4\r\n\r\nnope")
+        elif answer == "close":
+            writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: 400\r\n\r\n{")
+        elif answer == "endless":
+            writer.write(b"HTTP/1.0 200 OK\r\n\r\n")
+            for _ in range(20):
+                writer.write(b"[" * (1 << 20))
+                await writer.drain()
+        writer.close()
+        raise ConnectionError
+
+    async def test() -> None:
+        async with scripted() as bad, scripted() as good, announcing(rig.broker, bad.address, good.address) as peers:
+            bad.answering, good.channels = misbehave, {"t": ["c"]}
+            rig.publish("t", [b"x"])
+            rig.publish("u", [b"x"])
+            await wait_until(lambda: peers.counters.queries == 2 and peers.counters.query_failures.total() == 2)
+            cause = "timeout" if answer in ("silence", "trickle") else "protocol"
+            assert peers.counters.query_failures == {cause: 2}
+            assert bodies(rig, "t", "c") == [b"x"]
+            assert all(link.is_connected for link in peers.links)
+
+    run(test)
+    assert sum("channels of a new topic not found out" in message for message in caplog.messages) == 1
+
+
+def test_a_nsqlookupd_that_is_not_there_is_not_asked(rig: BrokerRig) -> None:
+    """Nor one that does not say where it answers over HTTP."""
+
+    async def test() -> None:
+        async with scripted() as lookupd, announcing(rig.broker, "127.0.0.1:1", lookupd.address) as peers:
+            lookupd.identity = b'{"broadcast_address":"","http_port":4161}'
+            rig.publish("t", [b"x"])
+            await wait_until(lambda: peers.counters.query_failures == {"connect": 2})
+
+    run(test)
+
+
+def test_the_own_nsqlookupd_is_asked_without_http(rig: BrokerRig) -> None:
+    """It is in this process."""
+
+    async def test() -> None:
+        async with (
+            scripted() as own,
+            scripted() as other,
+            announcing(
+                rig.broker,
+                own.address,
+                other.address,
+                own_address=own.address,
+                find_channels=lambda topic: [f"{topic}-own", "x#ephemeral"],
+            ) as peers,
+        ):
+            own.channels = other.channels = {"t": ["other"]}
+            rig.publish("t", [b"x"])
+            await wait_until(lambda: peers.counters.queries == 2)
+            assert sorted(rig.broker.find_topic("t").channels) == ["other", "t-own"]
+            assert (own.questions, other.questions) == ([], ["t"])
+
+    run(test)
+
+
+def test_a_broker_that_has_all_the_channels_it_may_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It makes no more, and says so."""
+    rig = BrokerRig(tmp_path / "store", max_channels=2)
+
+    async def test() -> None:
+        async with scripted() as lookupd, announcing(rig.broker, lookupd.address) as peers:
+            lookupd.channels = {"t": ["a", "b", "c"]}
+            rig.publish("t", [b"x"])
+            await wait_until(lambda: peers.counters.query_failures == {"core": 1})
+            assert list(rig.broker.find_topic("t").channels) == ["a", "b"]
+
+    run(test)
+    rig.close()
+    assert "broker.max_channels" in caplog.text
+
+
+def test_a_hostile_answer_of_a_hundred_thousand_channels(tmp_path: Path) -> None:
+    """They are made some at a time."""
+    rig = BrokerRig(tmp_path / "store")
+
+    async def test() -> None:
+        async with scripted() as lookupd, announcing(rig.broker, lookupd.address) as peers:
+            lookupd.channels = {"t": [f"c{number}" for number in range(2_000)]}
+            rig.broker.ensure_topic("t")
+            longest, loop = 0.0, asyncio.get_running_loop()
+            while not peers.counters.queries:
+                began = loop.time()
+                await asyncio.sleep(0)
+                longest = max(longest, loop.time() - began)
+            assert len(rig.broker.find_topic("t").channels) == 2_000
+            assert longest < 0.2
+
+    run(test)
+    rig.close()
+
+
+def test_the_end_comes_while_nobody_answers(rig: BrokerRig) -> None:
+    """It waits for no answer, and leaves no task."""
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
+
+    async def test() -> None:
+        async with serving(silent) as address:
+            before = len(asyncio.all_tasks())
+            async with scripted() as lookupd, announcing(rig.broker, lookupd.address, "127.0.0.1:1"):
+                lookupd.identity = b'{"broadcast_address":"127.0.0.1","http_port":%s}' % address.split(":")[1].encode()
+                for number in range(10):
+                    rig.broker.ensure_topic(f"t{number}")
+                await wait_until(lambda: "REGISTER t9" in lookupd.commands)
+            await wait_until(lambda: len(asyncio.all_tasks()) == before)
+
+    run(test)
