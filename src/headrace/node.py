@@ -294,6 +294,7 @@ class Node:
             limits=HttpLimits.within_open_files(),
             statistics=self.parts.groups.statistics,
             offsets=self.parts.groups.offsets,
+            lookup_peers=self.lookup_peers,
         )
 
     async def _start_http(

@@ -255,11 +255,20 @@ def test_info(nodes: tuple[Node, Node]) -> None:
         ("msg_timeout", b"1"),
         ("log_level", b"warn"),
         ("log_level", b"info"),
+        *[
+            ("nsqlookupd_tcp_addresses", value)
+            for value in (
+                *(b"", b"x", b'"127.0.0.1:1"', b"{}", b"[1]", b"true", b"0", b'[["a"]]', b'["127.0.0.1:1",]'),
+                *(b'["127.0.0.1:1"]', b'["127.0.0.1:1", "127.0.0.1:2"]', b'["127.0.0.1:1"] x', b' ["127.0.0.1:1"]\n'),
+                *(b'["127.0.0.1:1","127.0.0.1:1"]', b'["nothing"]', b'[""]', b"[]"),
+            )
+        ],
     ],
 )
 def test_setting_options(nodes: tuple[Node, Node], name: str, value: bytes) -> None:
     """nsq.md 3.2: PUT /config/:opt."""
     compare(nodes, "PUT", f"/config/{name}", value)
+    compare(nodes, "GET", f"/config/{name}")
 
 
 def test_aliases_of_headrace(nodes: tuple[Node, Node]) -> None:

@@ -2,7 +2,7 @@
 
 Names are nsqd's flags with underscores; durations are in ns and ``log_level`` is a number, as nsqd prints them. Options
 of parts that Headrace does not have (statsd, memory queue, worker pool) are unknown here rather than invented. Only
-``log_level`` can be set.
+``log_level`` and ``nsqlookupd_tcp_addresses`` can be set.
 
 Ref: nsq.md 3.2, "/config/:opt"; 8.1.
 """
@@ -14,12 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 if TYPE_CHECKING:
     from headrace.settings import NsqSettings
 
 Value = str | int | bool | list[str] | list[float]
 
 LOG_LEVEL: Final = "log_level"
+LOOKUPDS: Final = "nsqlookupd_tcp_addresses"
+MAX_LOOKUPDS: Final = 100
 # nsqd's names and numbers for levels of Python's logging.
 LEVELS: Final = {
     "debug": (1, logging.DEBUG),
@@ -69,6 +73,15 @@ def log_level(logger: logging.Logger) -> int:
     return max((number for number, level in LEVELS.values() if level <= effective), default=1)
 
 
+def read_addresses(value: bytes) -> list[str] | None:
+    """Return the addresses of a JSON list, None where it is none or names too many. As nsqd, any text is an address."""
+    try:
+        addresses = msgspec.json.decode(value, type=list[str] | None) or []
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return addresses if len(addresses) <= MAX_LOOKUPDS else None
+
+
 def read_options(settings: NsqSettings, facts: NodeFacts) -> Mapping[str, Value]:
     """Return the options that do not change, by name."""
     return {
@@ -81,7 +94,7 @@ def read_options(settings: NsqSettings, facts: NodeFacts) -> Mapping[str, Value]
         "broadcast_address": facts.broadcast_address,
         "broadcast_tcp_port": broadcast_tcp_port(settings, facts),
         "broadcast_http_port": broadcast_http_port(settings, facts),
-        "nsqlookupd_tcp_addresses": [],
+        LOOKUPDS: [],
         "auth_http_addresses": [],
         "msg_timeout": settings.msg_timeout_ms * NS_PER_MS,
         "max_msg_timeout": settings.max_msg_timeout_ms * NS_PER_MS,

@@ -30,7 +30,16 @@ from headrace.log_pace import LogPace
 from headrace.net.address import born_of
 from headrace.net.http import BodyReader, HttpCounters, HttpLimits
 from headrace.nsq import mpub
-from headrace.nsq.config_options import LEVELS, LOG_LEVEL, NodeFacts, log_level, port_of, read_options
+from headrace.nsq.config_options import (
+    LEVELS,
+    LOG_LEVEL,
+    LOOKUPDS,
+    NodeFacts,
+    log_level,
+    port_of,
+    read_addresses,
+    read_options,
+)
 from headrace.nsq.http_api import DONE, Handler, HttpApi, Routes
 from headrace.nsq.http_request import (
     CONFIG_PATH,
@@ -64,6 +73,7 @@ if TYPE_CHECKING:
     from headrace.broker.statistics import Statistics
     from headrace.clock import Clock
     from headrace.nsq.connection import NsqConnection
+    from headrace.nsq.lookup_peers.peers import LookupPeers
     from headrace.settings import NsqSettings
 
 logger = logging.getLogger(__name__)
@@ -91,6 +101,8 @@ class NsqHttp(HttpApi):
     statistics: Statistics
     offsets: OffsetTable
     """Of RocketMQ's groups."""
+    lookup_peers: LookupPeers | None = None
+    """None where the broker is announced to no nsqlookupd, as its TCP port is not served."""
     limits: HttpLimits = field(default_factory=HttpLimits)
     counters: HttpCounters = field(default_factory=HttpCounters)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("headrace"))
@@ -187,21 +199,38 @@ class NsqHttp(HttpApi):
     async def handle_put_config(self, request: Request) -> Reply:
         """PUT /config/NAME: change an option that can change while the broker runs."""
         name = request.path.removeprefix(CONFIG_PREFIX)
-        async with self._body(request, self.settings.max_message_bytes, "INVALID_VALUE") as value:
-            text = value.decode("utf-8", "replace")
-        if not text:
+        async with self._body(request, self.settings.max_message_bytes, "INVALID_VALUE") as body:
+            value = bytes(body)
+        if not value:
             raise HttpRefusal(413, "INVALID_VALUE")
-        if name != LOG_LEVEL:
+        if name == LOG_LEVEL:
+            self._set_log_level(value.decode("utf-8", "replace").lower())
+        elif name == LOOKUPDS and self.lookup_peers is not None:
+            self._set_lookupds(self.lookup_peers, value)
+        else:
             raise HttpRefusal(400, "INVALID_OPTION")
-        level = LEVELS.get(text.lower())
+        return self._config_reply(name)
+
+    def _set_log_level(self, text: str) -> None:
+        level = LEVELS.get(text)
         if level is None:
             raise HttpRefusal(400, "INVALID_VALUE")
         self.logger.setLevel(level[1])
-        self.logger.warning("log level changed level=%s", text.lower())
-        return self._config_reply(name)
+        self.logger.warning("log level changed level=%s", text)
+
+    def _set_lookupds(self, peers: LookupPeers, value: bytes) -> None:
+        addresses = read_addresses(value)
+        if addresses is None:
+            raise HttpRefusal(400, "INVALID_VALUE")
+        logger.warning("nsqlookupds changed until the next start addresses=%s", addresses)
+        peers.set_addresses(addresses)
 
     def _config_reply(self, name: str) -> Reply:
-        value = log_level(self.logger) if name == LOG_LEVEL else self._options.get(name)
+        value = self._options.get(name)
+        if name == LOG_LEVEL:
+            value = log_level(self.logger)
+        elif name == LOOKUPDS and self.lookup_peers is not None:
+            value = self.lookup_peers.addresses
         if value is None:
             raise HttpRefusal(400, "INVALID_OPTION")
         if isinstance(value, str):

@@ -113,14 +113,15 @@ class Answer:
 class Harness:
     """An application and a way to ask it without a socket."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, lookup_peers: object = None, **settings: Any) -> None:
+        self.lookup_peers = lookup_peers
         self.broker = FakeBroker()
         self.clock = ManualClock(now_ms=NOW_MS)
         self.health = ""
         self.logger = logging.Logger("levels", logging.INFO)
         self.app = NsqHttp(
             broker=self.broker,  # type: ignore[arg-type]
-            settings=NsqSettings(max_message_bytes=MAX_MESSAGE, max_body_bytes=MAX_BODY, **settings),
+            settings=NsqSettings(**{"max_message_bytes": MAX_MESSAGE, "max_body_bytes": MAX_BODY, **settings}),
             facts=NodeFacts(
                 version="1.3.0",
                 hostname="here",
@@ -138,6 +139,7 @@ class Harness:
             health=lambda: self.health,
             statistics=Statistics(BrokerSettings(), NOW_MS, "cluster"),
             offsets=SimpleNamespace(groups_of=lambda topic: []),  # type: ignore[arg-type]
+            lookup_peers=self.lookup_peers,  # type: ignore[arg-type]
             limits=HttpLimits(body_seconds=0.02, body_bytes=1_000),
         )
 
@@ -665,6 +667,54 @@ def test_ports_that_clients_are_told_are_set() -> None:
     assert nsq.ask("GET", "/config/broadcast_http_port").body == b"14151"
     info = msgspec.json.decode(nsq.ask("GET", "/info").body)
     assert (info["tcp_port"], info["http_port"]) == (34150, 34151)
+
+
+class FakePeers:
+    def __init__(self) -> None:
+        self.addresses = ["a:4160"]
+
+    def set_addresses(self, addresses: list[str]) -> None:
+        self.addresses = addresses
+
+
+def test_nsqlookupds_can_be_set() -> None:
+    """nsq.md 3.2: PUT /config/nsqlookupd_tcp_addresses; recorded of nsqd 1.3.0, which takes any text."""
+    nsq = Harness(FakePeers())
+    assert nsq.ask("GET", "/config/nsqlookupd_tcp_addresses").body == b'["a:4160"]'
+    for value, told in (
+        (b' ["b:1", "c"] ', b'["b:1","c"]'),
+        (b'["", "b:1", "b:1"]', b'["","b:1","b:1"]'),
+        (b"[]", b"[]"),
+        (b"null", b"[]"),
+    ):
+        answer = nsq.ask("PUT", "/config/nsqlookupd_tcp_addresses", value)
+        assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json; charset=utf-8")
+        assert answer.body == nsq.ask("GET", "/config/nsqlookupd_tcp_addresses").body == told
+
+
+@pytest.mark.parametrize(
+    "value", [b'"a:1"', b"{}", b"[1]", b"x", b'["a:1"] x', b'[["a"]]', b"true", b"0", b'["a:1",]', b"\xff"]
+)
+def test_nsqlookupds_that_are_none(value: bytes) -> None:
+    """Those that were set stay."""
+    nsq = Harness(FakePeers())
+    answer = nsq.ask("PUT", "/config/nsqlookupd_tcp_addresses", value)
+    assert (answer.status, answer.code) == (400, "INVALID_VALUE")
+    assert nsq.ask("GET", "/config/nsqlookupd_tcp_addresses").body == b'["a:4160"]'
+
+
+def test_too_many_nsqlookupds() -> None:
+    """Each takes a connection."""
+    nsq = Harness(FakePeers(), max_message_bytes=10_000)
+    few, many = (msgspec.json.encode([f"h:{port}" for port in range(1, 1 + count)]) for count in (100, 101))
+    assert nsq.ask("PUT", "/config/nsqlookupd_tcp_addresses", few).status == 200
+    assert nsq.ask("PUT", "/config/nsqlookupd_tcp_addresses", many).code == "INVALID_VALUE"
+    assert nsq.ask("PUT", "/config/nsqlookupd_tcp_addresses", b"").status == 413
+
+
+def test_nsqlookupds_of_a_broker_that_serves_no_nsq_over_tcp() -> None:
+    """There is nothing to announce."""
+    assert Harness().ask("PUT", "/config/nsqlookupd_tcp_addresses", b"[]").code == "INVALID_OPTION"
 
 
 def test_log_level_can_be_set(nsq: Harness) -> None:
