@@ -109,8 +109,8 @@ def ask(
 
 
 @contextlib.contextmanager
-def serve_headrace(directory: Path, *flags: str) -> Iterator[Node]:
-    """Run ``headrace serve`` on free ports with its store in ``directory``."""
+def serve_headrace(directory: Path, *flags: str, exit_code: int = 0) -> Iterator[Node]:
+    """Run ``headrace serve`` on free ports with its store in ``directory``; the code says how it is to end."""
     directory.mkdir(parents=True, exist_ok=True)
     ready, log = directory / "ready.json", directory / "headrace.log"
     command = [str(HEADRACE), "serve", "--data-dir", str(directory / "store"), "--free-ports"]
@@ -120,7 +120,7 @@ def serve_headrace(directory: Path, *flags: str) -> Iterator[Node]:
         assert process.poll() is None, log.read_text()
         listeners = json.loads(ready.read_text())["listeners"]
         yield Node(listeners["nsq_tcp"], listeners["nsq_http"], process, log, listeners)
-    assert process.returncode == 0, log.read_text()
+    assert process.returncode == exit_code, log.read_text()
 
 
 @contextlib.contextmanager
