@@ -237,6 +237,7 @@ class Node:
                 started_at_ms=started_at_ms,
                 nsq=self.nsq,
                 lookupd=self.lookupd,
+                lookup_peers=self.lookup_peers,
                 remoting=self.remoting,
                 http=self._http,
             )

@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from headrace.admin import remoting_metrics
 from headrace.admin.families import counter, gauge, labelled
+from headrace.admin.lookup_metrics import lookup_families
 from headrace.admin.registry_metrics import lookupd_families, registration_families, registry_families
 from headrace.admin.slices import family_slices, sample_lines
 from headrace.admin.sources import MetricSources
@@ -120,6 +121,8 @@ class MetricsReport:
         yield from self._node_families(len(topics), len(channels))
         yield from self._store_families()
         yield from self._listener_families()
+        if self._sources.lookup_peers is not None:
+            yield from lookup_families(self._sources.lookup_peers)
         remoting = self._sources.remoting
         if remoting is not None:
             yield from remoting_metrics.remoting_families(remoting)
