@@ -17,6 +17,7 @@ import pytest
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import Topic
 from headrace.cli import checkup
+from headrace.cli.findings import Finding
 from headrace.cli.program import run
 from headrace.clock import Clock, ManualClock
 from headrace.errors import ConfigError
@@ -187,7 +188,7 @@ def test_registry_that_does_not_know_a_running_broker_is_a_problem(
 ) -> None:
     """Whatever keeps it from registering: clients find none of its topics."""
 
-    async def test() -> list[checkup.Finding]:
+    async def test() -> list[Finding]:
         server = RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
         await server.start("127.0.0.1:0")
         advertised = Advertised("127.0.0.1", 10911)
@@ -530,7 +531,7 @@ def test_command_prints_for_people_and_for_programs(tmp_path: Path, capsys: pyte
 
 def test_what_a_registry_says_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line's end in it would begin a line that looks like one of ours."""
-    finding = checkup.Finding("problem", "registry", "bad\n\x1b[31mok       fake")
+    finding = Finding("problem", "registry", "bad\n\x1b[31mok       fake")
     with mock.patch.object(checkup, "run_checkup", return_value=checkup.Report({}, [finding])):
         assert run(["doctor", "--data-dir", str(tmp_path)]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "PROBLEM  registry      bad\\n\\x1b[31mok       fake"

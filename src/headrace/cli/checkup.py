@@ -18,11 +18,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import uvloop
 
 from headrace.broker.access import AccessRules, User, find_rules, is_exposed
+from headrace.cli.findings import Finding
+from headrace.cli.lookup_checkup import check_lookupds, find_lookupds, told_address
 from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
 from headrace.format.layout import log_files
@@ -47,7 +49,6 @@ from headrace.settings.validate import VIP_DISTANCE
 from headrace.store.directory import StoreDirectory
 from headrace.store.segment_supply import require_room
 
-Status = Literal["ok", "warning", "problem"]
 ANSWER_S: Final = 2.0
 COMFORTABLE_FILES: Final = 8_192
 """3,072 are for the store and HTTP; with less than this many, clients are few."""
@@ -59,15 +60,6 @@ CLOCK_SLACK_S: Final = 5
 ANOTHER: Final = "another program has it, or a broker with other settings"
 SETTINGS: Final = {**LISTENERS, "remoting_vip": "remoting.address"}
 """Which setting has the address of a listener."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    status: Status
-    name: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +99,8 @@ async def examine(settings: Settings) -> Report:
             "vip_address": vip_address(settings, advertised),
             "store_host": advertised.text if serves_remoting(settings) else None,
             "registries": registries,
+            "nsq_address": told_address(settings),
+            "nsqlookupds": find_lookupds(settings),
         }
     )
     add = report.findings.extend
@@ -119,6 +113,7 @@ async def examine(settings: Settings) -> Report:
             continue  # in this process, on a port that is chosen at the start
         add(await check_registry(registry, broker_name, advertised, settings, user, is_running=is_running))
     add(check_registration(settings))
+    add(await check_lookupds(settings, is_running=running.get("nsq_tcp", False)))
     add(check_access(settings, rules, listeners))
     add(check_clock(settings.store.data_dir, time.time()))
     add(check_files())

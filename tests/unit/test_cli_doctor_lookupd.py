@@ -1,0 +1,159 @@
+"""`headrace doctor` and nsqlookupds: what NSQ consumers are told, and whether it leads them here."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import checkup, lookup_checkup
+from headrace.cli.findings import Finding
+from headrace.cli.lookup_checkup import check_lookupds, find_lookupds, told_address
+from headrace.net.address import own_name
+from headrace.settings import Settings, load_settings
+from headrace.testing import broker as running_broker
+from tests.support.ports import free_port
+from tests.unit.nsq.lookup_peers.scripted_lookupd import run, scripted, serving
+
+
+def settings(**flags: str) -> Settings:
+    pairs = [(f"--nsq.{name.replace('_', '-')}", value) for name, value in flags.items()]
+    return load_settings(environ={}, flags=pairs).settings
+
+
+def check(wanted: Settings, *, is_running: bool = False) -> list[tuple[str, str]]:
+    findings = asyncio.run(check_lookupds(wanted, is_running=is_running))
+    return [(finding.status, finding.text) for finding in findings]
+
+
+def test_without_nsqlookupds_nothing_is_said() -> None:
+    """And what consumers would be told is there all the same."""
+    assert check(settings()) == []
+    assert find_lookupds(settings()) == []
+    assert told_address(settings()) == f"{own_name()}:4150"
+    told = settings(broadcast_address="proxy.example", broadcast_tcp_port="14150")
+    assert told_address(told) == "proxy.example:14150"
+    assert told_address(settings(broadcast_address="::1")) == "[::1]:4150"
+
+
+def test_a_broker_without_nsq_is_announced_to_nobody() -> None:
+    """Somebody thinks that it is."""
+    ((status, text),) = check(settings(tcp_address="", lookupd_addresses="127.0.0.1:4160"))
+    assert (status, "of no use" in text) == ("warning", True)
+    assert told_address(settings(enabled="false")) is None
+    assert check(settings(enabled="false")) == []
+
+
+def test_a_nsqlookupd_that_answers() -> None:
+    """It is asked with a PING, which changes nothing."""
+
+    async def test() -> None:
+        async with scripted() as lookupd:
+            wanted = settings(lookupd_addresses=lookupd.address, broadcast_address="127.0.0.1")
+            findings = await check_lookupds(wanted, is_running=False)
+            assert findings == [
+                Finding("ok", "nsqlookupd", f"{lookupd.address} answers"),
+                Finding(
+                    "ok",
+                    "nsqlookupd",
+                    "consumers are told 127.0.0.1:4150; start the broker to see whether it is reachable",
+                ),
+            ]
+            assert (lookupd.commands, lookupd.identities) == (["PING"], [])
+
+    run(test)
+
+
+def test_a_nsqlookupd_that_is_not_there() -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    (status, text), _ = check(settings(lookupd_addresses=nobody, broadcast_address="127.0.0.1"))
+    assert status == "problem"
+    assert text.startswith(f"no connection to {nobody}: ")
+    assert text.endswith("; see nsq.lookupd_addresses")
+
+
+@pytest.mark.parametrize("sent", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\0"])
+def test_what_is_no_nsqlookupd(sent: bytes) -> None:
+    """Its HTTP port is easily taken for the other one."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        await reader.read(100)
+
+    async def test() -> None:
+        async with serving(answer) as address:
+            wanted = settings(lookupd_addresses=address, broadcast_address="127.0.0.1")
+            finding = (await check_lookupds(wanted, is_running=False))[0]
+            assert finding.status == "problem"
+            assert finding.text.startswith(f"{address} is no nsqlookupd, or not its TCP port (4160): ")
+
+    run(test)
+
+
+def test_a_loopback_address_told_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leads every consumer to its own machine; so does a host name that is 127.0.1.1 here, as Debian has it."""
+    monkeypatch.setattr(lookup_checkup, "ANSWER_S", 0.05)  # nobody is there
+    for told in ("127.0.0.1", "localhost"):
+        text = check(settings(lookupd_addresses="192.0.2.1:4160", broadcast_address=told))[-1]
+        assert text[0] == "warning"
+        assert text[1].startswith(f"192.0.2.1:4160 tells consumers {told}:4150, which leads each to its own machine")
+        assert text[1].endswith("set nsq.broadcast_address to what consumers reach")
+
+
+def test_a_name_that_is_none() -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    status, text = check(settings(lookupd_addresses=nobody, broadcast_address="no.such.host.invalid"))[-1]
+    assert status == "warning"
+    assert "this machine finds no address of that name" in text
+
+
+def test_a_port_that_is_chosen_at_the_start() -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    wanted = settings(lookupd_addresses=nobody, broadcast_address="127.0.0.1", tcp_address="127.0.0.1:0")
+    assert "chosen at the start (port 0)" in check(wanted)[-1][1]
+
+
+def test_a_broker_without_http() -> None:
+    """nsq.md 4.1: http_port is required."""
+    nobody = f"127.0.0.1:{free_port()}"
+    wanted = settings(lookupd_addresses=nobody, broadcast_address="127.0.0.1", http_address="")
+    assert [text for status, text in check(wanted)[1:] if status == "problem"] == [
+        "nsqlookupds refuse a broker without HTTP: set nsq.http_address, or nsq.broadcast_http_port"
+    ]
+    wanted = settings(
+        lookupd_addresses=nobody, broadcast_address="127.0.0.1", http_address="", broadcast_http_port="4151"
+    )
+    assert len(check(wanted)) == 2
+
+
+def test_an_address_that_is_reached_and_one_that_is_not() -> None:
+    """Of a broker that runs."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        nobody = f"127.0.0.1:{free_port()}"
+        told = {"lookupd_addresses": nobody, "broadcast_address": "127.0.0.1"}
+        wanted = settings(**told, broadcast_tcp_port=str(port))
+        reached = ("ok", f"consumers are told 127.0.0.1:{port}, which is reached from here")
+        assert check(wanted, is_running=True)[-1] == reached
+        status, text = check(settings(**told, broadcast_tcp_port=str(free_port())), is_running=True)[-1]
+        assert (status, "is not reached from here" in text) == ("warning", True)
+
+
+def test_the_report_of_a_running_broker(tmp_path: Path) -> None:
+    """What is told is in it."""
+    with running_broker(store__data_dir=tmp_path / "store") as running:
+        nobody = f"127.0.0.1:{free_port()}"
+        flags = [
+            ("--data-dir", str(tmp_path / "store")),
+            ("--nsq.tcp-address", running.listeners["nsq_tcp"]),
+            ("--nsq.http-address", running.listeners["nsq_http"]),
+            ("--nsq.broadcast-address", "127.0.0.1"),
+            ("--nsq.lookupd-addresses", nobody),
+        ]
+        report = checkup.run_checkup(load_settings(environ={}, flags=flags).settings)
+    assert report.told["nsq_address"] == running.listeners["nsq_tcp"]
+    assert report.told["nsqlookupds"] == [nobody]
+    said = [finding for finding in report.findings if finding.name == "nsqlookupd"]
+    assert [finding.status for finding in said] == ["problem", "ok"]
