@@ -280,8 +280,9 @@ class Node:
             tcp_port=broadcast_tcp_port(nsq, facts),
             version=facts.version,
         )
-        own = self.listeners.get("nsqlookupd_tcp", "")
-        return LookupPeers(self.broker, identity, self.clock, parse_registries(nsq.lookupd_addresses, own))
+        own = "".join(parse_registries("", self.listeners.get("nsqlookupd_tcp", "")))
+        addresses = parse_registries(nsq.lookupd_addresses, own)
+        return LookupPeers(self.broker, identity, self.clock, addresses, own_address=own)
 
     def _make_nsq_http(self, facts: NodeFacts) -> NsqHttp:
         server = self.nsq

@@ -29,12 +29,13 @@ def announce_all(topics: Mapping[str, Topic]) -> Iterator[bytes]:
     for topic in list(topics.values()):
         if topics.get(topic.name) is not topic or not is_listed(topic):
             continue
-        channels = [name for name in topic.channels if spells(name)]
-        if not channels:
-            yield encode_register(topic.name)
-        for name in channels:
-            if topics.get(topic.name) is topic and name in topic.channels:
+        is_said = False
+        for name in list(topic.channels):
+            if topics.get(topic.name) is topic and name in topic.channels and spells(name):
                 yield encode_register(topic.name, name)
+                is_said = True
+        if not is_said and topics.get(topic.name) is topic:
+            yield encode_register(topic.name)
 
 
 def announce_changes(topics: Mapping[str, Topic], changes: Iterable[Change]) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
@@ -11,6 +12,7 @@ from headrace.nsq.lookup_peers.codec import MAGIC, LookupdIdentity, ReplyReader,
 
 ANSWER_S: Final = 1.0
 """Longest time without another reply, while any is awaited: nsqd's."""
+LAST_LOOK_S: Final = 0.02
 
 
 class LookupConnection(asyncio.Protocol):
@@ -68,14 +70,23 @@ class LookupConnection(asyncio.Protocol):
             self._transport.write(b"".join(commands))
         while self._awaited and self._error is None:
             self._came.clear()
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    await self._came.wait()
-            except TimeoutError:
+            if not await self._wait_came():
                 late = commands[len(commands) - self._awaited].partition(b"\n")[0]
-                raise RequestTimeoutError(self.address, shown(late), ANSWER_S) from None
+                raise RequestTimeoutError(self.address, shown(late), ANSWER_S)
         replies, self._replies = self._replies, []
         return replies
+
+    async def _wait_came(self) -> bool:
+        """Return whether something came in time.
+
+        Where the event loop stood still the time is over before what came is read: that is looked for once more.
+        """
+        for patience_s in (ANSWER_S, LAST_LOOK_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await self._came.wait()
+                    return True
+        return False
 
     def require(self, *, has: bool = False) -> None:
         """Raise what the connection broke by, if it did, and if it does not have what was wanted."""

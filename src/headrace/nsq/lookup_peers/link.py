@@ -81,6 +81,7 @@ class LookupLink:
         self._changes: dict[Change, None] | None = None  # None: nobody is to be told
         self._wanted = asyncio.Event()
         self._lookupd: LookupdIdentity | None = None
+        self._is_news = True  # the log does not say that it is connected
 
     @property
     def http_address(self) -> str:
@@ -159,7 +160,8 @@ class LookupLink:
         self.is_connected = True
         self.last_error = ""
         lookupd = self._lookupd
-        if lookupd is not None and self._pace.is_due(f"connected {self.address}"):
+        if lookupd is not None and self._is_news:
+            self._is_news = False
             logger.info(
                 "announced to nsqlookupd address=%s http_address=%s version=%s",
                 self.address,
@@ -172,6 +174,7 @@ class LookupLink:
         self.last_error = str(error)
         self.tried.set()
         if self._pace.is_due(self.address):
+            self._is_news = True
             logger.warning("not announced to nsqlookupd, tried again address=%s error=%s", self.address, error)
 
 

@@ -118,7 +118,7 @@ class LookupPeers:
             return lasting(self._find_channels(topic))
         await link.tried.wait()  # at a start it may be about to answer
         if not link.http_address:
-            reason = link.last_error or "it does not say where it answers over HTTP"
+            reason = "not announced there" if link.last_error else "it does not say where it answers over HTTP"
             raise NotConnectedError(link.address, reason)
         return await query_channels(link.http_address, topic, self._names)
 

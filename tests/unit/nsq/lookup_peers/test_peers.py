@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 import time
 
 import pytest
@@ -146,7 +147,7 @@ def test_many_channels_take_few_round_trips() -> None:
 
 
 @pytest.mark.parametrize("way", ["hang up", "restart"])
-def test_a_lost_connection_is_made_again_and_told_everything(way: str) -> None:
+def test_a_lost_connection_is_made_again_and_told_everything(way: str, caplog: pytest.LogCaptureFixture) -> None:
     """nsq.md 4.4, "failure": what changed meanwhile is in it."""
 
     async def test() -> None:
@@ -173,7 +174,14 @@ def test_a_lost_connection_is_made_again_and_told_everything(way: str) -> None:
             assert peers.counters.failures["closed"] == 1
         await lookupd.stop()
 
+    caplog.set_level(logging.INFO, "headrace.nsq")
     run(test)
+    said = [message.partition(" address=")[0] for message in caplog.messages]
+    assert [words for words in said if "announced" in words] == [
+        "announced to nsqlookupd",
+        "not announced to nsqlookupd, tried again",
+        "announced to nsqlookupd",
+    ]
 
 
 def test_pings_are_sent_and_answered(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -191,6 +199,36 @@ def test_pings_are_sent_and_answered(monkeypatch: pytest.MonkeyPatch, caplog: py
 
     run(test)
     assert "did not answer PING within 0.2 s" in caplog.text
+
+
+def test_a_reply_that_came_while_the_loop_stood_still_is_in_time() -> None:
+    """Else a disk that blocks for a second has every nsqlookupd told everything again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            served, _ = listener.accept()
+            with served, served.makefile("rb") as lines:
+                lines.readline()
+                lines.read(int.from_bytes(lines.read(4), "big"))
+                served.sendall(framed(b"{}"))
+                while lines.readline():
+                    served.sendall(framed(b"OK"))
+
+        async def test() -> None:
+            topics = Topics()
+            async with announcing(topics, format_address(listener.getsockname())) as peers:
+                await wait_until(lambda: peers.links[0].is_connected)
+                topics.put("t")
+                await asyncio.sleep(0)  # the link takes it
+                await asyncio.sleep(0)
+                time.sleep(0.4)  # noqa: ASYNC251  # the loop stands still
+                await wait_until(lambda: peers.counters.registrations or peers.counters.failures)
+                assert (peers.counters.registrations, peers.counters.failures) == (1, {})
+
+        server = threading.Thread(target=serve)
+        server.start()
+        run(test)
+        server.join()
 
 
 @pytest.mark.parametrize(
