@@ -34,7 +34,7 @@ from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
 from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
 from headrace.lock_file import release_lock
-from headrace.net.address import born_of, format_address, own_name, parse_address, parse_registries
+from headrace.net.address import born_of, format_address, own_name, parse_address, parse_registries, told_host
 from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener, Shortcut
 from headrace.net.listener import raise_file_limit
@@ -213,12 +213,12 @@ class Node:
             listeners=self.listeners,
         )
         nsq_facts = self._nsq_facts(started_at_ms)
+        await self._start_lookupd()
         if "nsq_tcp" in self._sockets:
             self.lookup_peers = self._make_lookup_peers(nsq_facts)
             self.nsq = NsqServer(broker, self.settings.nsq, self.clock, self.parts.groups.statistics)
             await self.nsq.start(self._sockets.pop("nsq_tcp"))
         broker.on_relief = self._relieve
-        await self._start_lookupd()
         await self.remoting.start(self._sockets)
         if "nsq_http" in self._sockets:
             nsq_http = self._make_nsq_http(nsq_facts)
@@ -258,13 +258,13 @@ class Node:
         await self.lookupd.start()
 
     def _nsq_facts(self, started_at_ms: int) -> NodeFacts:
-        hostname = own_name()
+        tcp_address, http_address = (self.listeners.get(name, "") for name in ("nsq_tcp", "nsq_http"))
         return NodeFacts(
             version=server_version(),
-            hostname=hostname,
-            broadcast_address=self.settings.nsq.broadcast_address or hostname,
-            tcp_address=self.listeners.get("nsq_tcp", ""),
-            http_address=self.listeners.get("nsq_http", ""),
+            hostname=own_name(),
+            broadcast_address=told_host(self.settings.nsq.broadcast_address, tcp_address or http_address),
+            tcp_address=tcp_address,
+            http_address=http_address,
             started_at_ms=started_at_ms,
             node_id=self.broker.node_id,
             data_dir=spell(self.store.directory.root),
@@ -282,7 +282,8 @@ class Node:
         )
         own = "".join(parse_registries("", self.listeners.get("nsqlookupd_tcp", "")))
         addresses = parse_registries(nsq.lookupd_addresses, own)
-        return LookupPeers(self.broker, identity, self.clock, addresses, own_address=own)
+        table = self.lookupd.table if self.lookupd is not None else None
+        return LookupPeers(self.broker, identity, self.clock, addresses, own_address=own, own_table=table)
 
     def _make_nsq_http(self, facts: NodeFacts) -> NsqHttp:
         server = self.nsq

@@ -30,12 +30,39 @@ def check(wanted: Settings, *, is_running: bool = False) -> list[tuple[str, str]
 
 def test_without_nsqlookupds_nothing_is_said() -> None:
     """And what consumers would be told is there all the same."""
-    assert check(settings()) == []
-    assert find_lookupds(settings()) == []
-    assert told_address(settings()) == f"{own_name()}:4150"
+    alone = load_settings(environ={}, flags=[("--registry.enabled", "false")]).settings
+    assert check(alone) == []
+    assert find_lookupds(alone) == []
+    assert told_address(alone) == "127.0.0.1:4150"
+    assert told_address(settings(tcp_address="0.0.0.0:4150")) == f"{own_name()}:4150"
     told = settings(broadcast_address="proxy.example", broadcast_tcp_port="14150")
     assert told_address(told) == "proxy.example:14150"
     assert told_address(settings(broadcast_address="::1")) == "[::1]:4150"
+
+
+def test_the_registry_of_the_own_process_is_a_nsqlookupd() -> None:
+    """It comes with the broker, so nobody need be there yet."""
+    nobody = f"127.0.0.1:{free_port()}"
+    own = load_settings(environ={}, flags=[("--registry.nsq-tcp-address", nobody)]).settings
+    assert find_lookupds(own) == [nobody]
+    (status, text), _ = check(own)
+    assert status == "warning"
+    assert text.startswith(f"no connection to {nobody}: ")
+    assert text.endswith("; it runs inside headrace serve")
+
+
+def test_a_default_address_that_another_has_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve` does without it."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_tcp": address})
+        listeners = {"nsqlookupd_tcp": address, "nsq_tcp": f"127.0.0.1:{free_port()}"}
+        for is_answering in (True, False):
+            running = {"nsqlookupd_tcp": is_answering, "nsq_tcp": False}
+            first, second = checkup.check_listeners(listeners, running)
+            assert first.status == "warning"
+            assert first.text.endswith("; serve does without it")
+            assert second.status == "ok"
 
 
 def test_a_broker_without_nsq_is_announced_to_nobody() -> None:

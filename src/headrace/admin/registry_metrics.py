@@ -47,13 +47,13 @@ def lookupd_families(lookupd: LookupService) -> Iterator[Metric]:
         ("topics", "NSQ topics that are known.", table.topic_count),
         ("channels", "NSQ channels that are known.", table.channel_count),
     ):
-        yield gauge(f"headrace_nsqlookupd_{name}", text, value)
-    yield labelled("headrace_nsqlookupd_requests", "Commands of producers taken.", "command", counters.requests)
+        yield gauge(f"headrace_registry_nsq_{name}", text, value)
+    yield labelled("headrace_registry_nsq_requests", "Commands of producers taken.", "command", counters.requests)
     for name, text, value in (
         ("received_bytes", "Bytes received from producers.", counters.bytes_in),
         ("sent_bytes", "Bytes sent to producers.", counters.bytes_out),
     ):
-        yield counter(f"headrace_nsqlookupd_{name}", text, value)
+        yield counter(f"headrace_registry_nsq_{name}", text, value)
 
 
 def registration_families(registrar: Registrar) -> Iterator[Metric]:

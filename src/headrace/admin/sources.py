@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.clock import LoopClock
     from headrace.net.http import HttpListener
-    from headrace.nsq.lookupd.service import LookupService
     from headrace.nsq.lookup_peers.peers import LookupPeers
+    from headrace.nsq.lookupd.service import LookupService
     from headrace.nsq.server import NsqServer
     from headrace.remoting.assembly import RemotingAssembly
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 import uvloop
 
 from headrace.broker.access import AccessRules, User, find_rules, is_exposed
-from headrace.cli.findings import Finding
+from headrace.cli.findings import Finding, Status
 from headrace.cli.lookup_checkup import check_lookupds, find_lookupds, told_address
 from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
@@ -31,7 +31,7 @@ from headrace.format.layout import log_files
 from headrace.lock_file import is_held, owner_in
 from headrace.net.address import format_address, is_loopback, own_name, parse_address, parse_registries
 from headrace.net.listener import MIN_FILES
-from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, listener_addresses
+from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, is_dispensable, listener_addresses
 from headrace.remoting.advertised import Advertised, find_advertised
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
@@ -180,19 +180,25 @@ def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -
     """Does the broker answer on each port, or is each free to be used? A port that alone answers is another's."""
     if not listeners:
         yield Finding("problem", "listeners", EVERY_LISTENER_OFF)
-    everything_answers = all(running[name] for name, address in listeners.items() if parse_listener(address)[1])
+    everything_answers = all(
+        running[name]
+        for name, address in listeners.items()
+        if parse_listener(address)[1] and not is_dispensable(name, address)
+    )
     with ExitStack() as bound:  # held together: two of the settings may name one port
         for name, address in listeners.items():
+            bad: Status = "warning" if is_dispensable(name, address) else "problem"
+            rest = "; serve does without it" if bad == "warning" else ""
             if running[name]:
                 if everything_answers:
                     yield Finding("ok", name, f"{address} answers")
                 else:
-                    yield Finding("problem", name, f"{address} answers, and not all of these ports do: {ANOTHER}")
+                    yield Finding(bad, name, f"{address} answers, and not all of these ports do: {ANOTHER}{rest}")
                 continue
             try:
                 bound.enter_context(bind_port(address, SETTINGS[name], free_port=False))
             except ConfigError as error:
-                yield Finding("problem", name, str(error))
+                yield Finding(bad, name, f"{error}{rest}")
             else:
                 says = "is free" if parse_listener(address)[1] else "has its port chosen at the start"
                 yield Finding("ok", name, f"{address} {says}")

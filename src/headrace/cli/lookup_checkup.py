@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.cli.findings import Finding
 from headrace.errors import ClientError, ConfigError, NotConnectedError, ProtocolError
-from headrace.net.address import format_address, is_loopback, own_name, parse_address, parse_registries
+from headrace.net.address import format_address, is_loopback, parse_address, parse_registries, told_host
 from headrace.net.dialing import connect
 from headrace.net.names import Names
 from headrace.net.ports import listener_addresses
@@ -36,7 +36,7 @@ def told_address(settings: Settings) -> str | None:
         return None
     nsq = settings.nsq
     port = nsq.broadcast_tcp_port or parse_address(listener)[1]
-    return format_address((nsq.broadcast_address or own_name(), port))
+    return format_address((told_host(nsq.broadcast_address, listener), port))
 
 
 async def check_lookupds(settings: Settings, *, is_running: bool) -> list[Finding]:

@@ -54,6 +54,11 @@ def listener_addresses(settings: Settings) -> dict[str, str]:
     return found
 
 
+def is_dispensable(name: str, address: str) -> bool:
+    """Return whether a start does without a listener if somebody has its address."""
+    return address == _DISPENSABLE.get(name)
+
+
 def bind_listener(name: str, address: str, *, free_port: bool) -> socket.socket | None:
     """Bind a listener's socket; None where its default address is taken and the start does without, which is logged.
 
@@ -64,8 +69,7 @@ def bind_listener(name: str, address: str, *, free_port: bool) -> socket.socket 
         return bind_port(address, setting, free_port=free_port)
     except ConfigError as error:
         cause = error.__cause__
-        is_taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
-        if not is_taken or address != _DISPENSABLE.get(name):
+        if not (isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE and is_dispensable(name, address)):
             raise
         logger.warning(
             'listener left out, its default address is taken name=%s address=%s remedy=set %s to another one, or to ""',

@@ -12,7 +12,7 @@ Ref: nsq.md 4.2; requirements X-REG-05, X-REG-06; docs/protocols/nsqlookupd.md.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -20,6 +20,8 @@ from headrace.errors import QuotaExceededError
 from headrace.format.names import EPHEMERAL_SUFFIX
 
 NEVER_MS: Final = -1
+ALWAYS_HEARD_MS: Final = 1 << 62
+"""When a producer was last heard that cannot be silent: it is in this process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,10 +141,6 @@ class ProducerTable:
             )
         self._producers[owner] = Producer(info, now_ms)
 
-    def is_identified(self, owner: Hashable) -> bool:
-        """Return whether a connection is a producer's."""
-        return owner in self._producers
-
     def note_alive(self, owner: Hashable, now_ms: int) -> None:
         """Note that a producer lives, if the connection is one's."""
         producer = self._producers.get(owner)
@@ -163,19 +161,23 @@ class ProducerTable:
             producer.tombstones[topic] = NEVER_MS
             entry.producers.append(producer)
 
-    def unregister(self, owner: Hashable, topic: str, channel: str = "") -> None:
-        """Note that a producer has a channel no longer; without ``channel``, the topic and all its channels."""
+    def unregister(self, owner: Hashable, topic: str, channel: str = "", *, is_final: bool = False) -> None:
+        """Note that a producer has a channel no longer; without ``channel``, the topic and all its channels.
+
+        Args:
+            is_final: Names that nobody has any more go, as ephemeral ones do.
+        """
         producer, entry = self._producers[owner], self._topics.get(topic)
         if entry is None:
             return
         if channel:
             self._remove_from_channel(producer, entry, channel)
-            if channel.endswith(EPHEMERAL_SUFFIX) and not entry.channels.get(channel, True):
-                self._drop_channel(entry, channel)
+            self._drop_unused(entry, [channel] if is_final or channel.endswith(EPHEMERAL_SUFFIX) else [])
             return
         self._remove_from_topic(producer, entry, topic)
         producer.tombstones.pop(topic, None)
-        if topic.endswith(EPHEMERAL_SUFFIX) and not entry.producers:
+        self._drop_unused(entry, list(entry.channels) if is_final else [])
+        if not entry.producers and (is_final or topic.endswith(EPHEMERAL_SUFFIX)):
             self.delete_topic(topic)
 
     def connection_closed(self, owner: Hashable) -> ProducerInfo | None:
@@ -290,6 +292,12 @@ class ProducerTable:
             entry.channels[channel] = []
             self.channel_count += 1
         return entry
+
+    def _drop_unused(self, entry: _TopicEntry, channels: Iterable[str]) -> None:
+        """Forget those of some channels that nobody has."""
+        for channel in channels:
+            if not entry.channels.get(channel, True):
+                self._drop_channel(entry, channel)
 
     def _drop_channel(self, entry: _TopicEntry, channel: str) -> None:
         del entry.channels[channel]

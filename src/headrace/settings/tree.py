@@ -283,8 +283,8 @@ class NsqSettings:
     """Where nsqd's HTTP interface listens, ``host:port``; empty = not at all."""
 
     broadcast_address: str = option("", form="name-or-empty")
-    """Host name or address by which clients reach this broker, as listings and nsqlookupds show it. Empty = the host
-    name."""
+    """Host name or address by which clients reach this broker, as listings and nsqlookupds show it. Empty = the address
+    it listens on, the host name where that is every address."""
 
     broadcast_tcp_port: int = option(0, least=1, most=65_535, special=(0,))
     """Port of ``broadcast_address`` at which NSQ clients reach this broker, as nsqlookupds tell them: for where a proxy

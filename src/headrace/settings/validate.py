@@ -160,7 +160,7 @@ def is_name(value: object) -> bool:
 
 
 def is_name_or_empty(value: object) -> bool:
-    """A name, or an empty text for the host name."""
+    """A name, or an empty text for one that is found."""
     return value == "" or is_name(value)
 
 
@@ -206,7 +206,7 @@ FORMS: Final = {
     "name": (is_name, f"1 to {LONGEST_NAME} bytes without control characters"),
     "name-or-empty": (
         is_name_or_empty,
-        f'at most {LONGEST_NAME} bytes without control characters, or "" for the host name',
+        f'at most {LONGEST_NAME} bytes without control characters, or ""',
     ),
     "url": (is_url, 'an address "http://..." or "https://..." without a user in it, or "" for none'),
 }

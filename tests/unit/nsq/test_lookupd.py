@@ -267,9 +267,9 @@ def test_what_is_registered_and_refused_is_counted(shared: RunningBroker, peer: 
     with urlopen(f"http://{shared.admin}/metrics", timeout=TIMEOUT_S) as answer:
         text = answer.read().decode()
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(samples['headrace_nsqlookupd_requests_total{command="REGISTER"}']) >= 1
-    assert float(samples["headrace_nsqlookupd_topics"]) >= 1
-    assert float(samples["headrace_nsqlookupd_channels"]) >= 1
+    assert float(samples['headrace_registry_nsq_requests_total{command="REGISTER"}']) >= 1
+    assert float(samples["headrace_registry_nsq_topics"]) >= 1
+    assert float(samples["headrace_registry_nsq_channels"]) >= 1
     assert float(samples['headrace_net_refusals_total{cause="E_INVALID",listener="nsqlookupd_tcp"}']) >= 1
     assert 'headrace_net_open_connections{listener="nsqlookupd_tcp"}' in samples
     assert float(samples['headrace_net_http_requests_total{listener="nsqlookupd_http"}']) >= 0

@@ -76,6 +76,23 @@ def test_names_outlive_their_producers_but_for_ephemeral_ones_that_are_unregiste
     assert table.channel_count == 1
 
 
+def test_the_last_word_of_a_producer_takes_names_along_that_nobody_else_has(table: ProducerTable) -> None:
+    """As the broker in the registry's process says it: what a client has deleted there does not come back."""
+    for channel in ("a", "b", "c"):
+        table.register(A, "t", channel)
+    table.register(B, "t", "b")
+    table.unregister(A, "t", "a", is_final=True)
+    table.unregister(A, "t", "b", is_final=True)
+    assert table.channels_of("t") == ["b", "c"]
+    table.create("t", "made")
+    table.unregister(A, "t", is_final=True)
+    assert table.channels_of("t") == ["b"]
+    assert hosts(table, "t") == ["b"]
+    table.unregister(B, "t", is_final=True)
+    assert table.lookup("t", 0) is None
+    assert table.channel_count == 0
+
+
 def test_an_ephemeral_channel_stays_while_another_producer_has_it(table: ProducerTable) -> None:
     for owner in (A, B):
         table.register(owner, "t", "c#ephemeral")

@@ -21,8 +21,8 @@ def spells(name: str) -> bool:
     return name.isascii() and is_valid_name(name.encode())
 
 
-def announce_all(topics: Mapping[str, Topic]) -> Iterator[bytes]:
-    """Yield the registration of each topic without channels, and of each channel of the others.
+def present(topics: Mapping[str, Topic]) -> Iterator[Change]:
+    """Yield each topic without channels, and each channel of the others.
 
     Topics may come and go meanwhile: those that went before their turn are left out, those that come are not said.
     """
@@ -32,18 +32,28 @@ def announce_all(topics: Mapping[str, Topic]) -> Iterator[bytes]:
         is_said = False
         for name in list(topic.channels):
             if topics.get(topic.name) is topic and name in topic.channels and spells(name):
-                yield encode_register(topic.name, name)
+                yield topic.name, name
                 is_said = True
         if not is_said and topics.get(topic.name) is topic:
-            yield encode_register(topic.name)
+            yield topic.name, ""
+
+
+def is_there(topics: Mapping[str, Topic], change: Change) -> bool:
+    """Return whether a topic is shown, or has the channel."""
+    topic_name, channel = change
+    topic = topics.get(topic_name)
+    return topic is not None and is_listed(topic) and (not channel or channel in topic.channels)
+
+
+def announce_all(topics: Mapping[str, Topic]) -> Iterator[bytes]:
+    """Yield the registration of all that is ``present``."""
+    return (encode_register(topic_name, channel) for topic_name, channel in present(topics))
 
 
 def announce_changes(topics: Mapping[str, Topic], changes: Iterable[Change]) -> Iterator[bytes]:
     """Yield the registration of what is there of some changes, and the end of what is not."""
-    for topic_name, channel in changes:
-        topic = topics.get(topic_name)
-        is_there = topic is not None and is_listed(topic) and (not channel or channel in topic.channels)
-        yield (encode_register if is_there else encode_unregister)(topic_name, channel)
+    for change in changes:
+        yield (encode_register if is_there(topics, change) else encode_unregister)(*change)
 
 
 def changes_of(topic: Topic, channel: str) -> Iterator[Change]:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from headrace.errors import NotConnectedError
 from headrace.log_pace import LogPace
 from headrace.net.names import Names
 from headrace.nsq.lookup_peers.announcements import changes_of, spells
-from headrace.nsq.lookup_peers.answer import lasting
 from headrace.nsq.lookup_peers.channel_queries import ChannelQueries
 from headrace.nsq.lookup_peers.counters import LookupCounters
 from headrace.nsq.lookup_peers.http_query import query_channels
 from headrace.nsq.lookup_peers.link import LookupLink
+from headrace.nsq.lookup_peers.own import OwnProducer
+from headrace.registry.producers import ProducerInfo
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.topic import Topic
     from headrace.clock import Clock
     from headrace.nsq.lookup_peers.codec import NsqdIdentity
-
-FindChannels = Callable[[str], list[str]]
-"""Returns the channels of a topic that the nsqlookupd in this process knows."""
+    from headrace.registry.producers import ProducerTable
 
 
 class _Peer:
@@ -42,6 +42,8 @@ class _Peer:
 class LookupPeers:
     """Keeps nsqlookupds told of this broker, and asks them for the channels of topics that it makes.
 
+    The one in this process, if it is among them, is told without a connection (``own``).
+
     Attributes:
         addresses: Where they are, as set last.
         counters: What goes on with all of them.
@@ -55,22 +57,27 @@ class LookupPeers:
         addresses: Iterable[str],
         *,
         own_address: str = "",
-        find_channels: FindChannels | None = None,
+        own_table: ProducerTable | None = None,
     ) -> None:
         """Announce nothing yet, but note which topics are made from now on.
 
         Args:
-            own_address: That of the nsqlookupd in this process, among the addresses.
-            find_channels: Asked instead of that one's HTTP port.
+            own_address: That of the nsqlookupd in this process.
+            own_table: What that one tells.
         """
         self.addresses = list(addresses)
         self.counters = LookupCounters()
         self._broker = broker
         self._identity = identity
-        self._own_address = own_address
-        self._find_channels = find_channels
         self._names = Names()
         self._pace = LogPace(clock)
+        self._own_address = own_address
+        self._own: OwnProducer | None = None
+        self._own_queries: ChannelQueries | None = None
+        if own_table is not None:
+            info = ProducerInfo(**asdict(identity), remote_address=own_address)
+            self._own = own = OwnProducer(own_table, info, broker, self._pace)
+            self._own_queries = ChannelQueries(own_address, own.find_channels, broker, self.counters, self._pace)
         self._peers: dict[str, _Peer] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._early: list[Topic] | None = []  # topics made before the start; None since then
@@ -78,7 +85,7 @@ class LookupPeers:
 
     @property
     def links(self) -> list[LookupLink]:
-        """Each nsqlookupd, while started."""
+        """Each nsqlookupd in another process, while started."""
         return [peer.link for peer in self._peers.values()]
 
     def start(self) -> None:
@@ -92,6 +99,12 @@ class LookupPeers:
         """Announce to these from now on: those that are no more among them are closed, new ones told."""
         self.addresses = addresses
         wanted = dict.fromkeys(addresses)
+        if self._own is not None:
+            if self._own_address in wanted:
+                del wanted[self._own_address]
+                self._own.enter()
+            else:
+                self._own.leave()
         for address in [address for address in self._peers if address not in wanted]:
             task = asyncio.create_task(self._peers.pop(address).close())
             self._closing.add(task)
@@ -102,6 +115,8 @@ class LookupPeers:
         """Close the connections: to a nsqlookupd this broker goes with its own."""
         self._broker.presence_listeners.remove(self._presence_changed)
         self.set_addresses([])
+        if self._own_queries is not None:
+            await self._own_queries.close()
         await asyncio.gather(*self._closing)
 
     def _make_peer(self, address: str) -> _Peer:
@@ -114,8 +129,6 @@ class LookupPeers:
 
     async def _find(self, link: LookupLink, topic: str) -> list[str]:
         """Return the lasting channels that a nsqlookupd knows of a topic."""
-        if self._find_channels is not None and link.address == self._own_address:
-            return lasting(self._find_channels(topic))
         await link.tried.wait()  # at a start it may be about to answer
         if not link.http_address:
             reason = "not announced there" if link.last_error else "it does not say where it answers over HTTP"
@@ -125,6 +138,8 @@ class LookupPeers:
     def _presence_changed(self, topic: Topic, channel: str) -> None:
         """Note that a topic, or a channel of it, was made or deleted."""
         for change in changes_of(topic, channel):
+            if self._own is not None:
+                self._own.note(change)
             for peer in self._peers.values():
                 peer.link.note(change)
         if not channel and spells(topic.name) and self._broker.topics.get(topic.name) is topic:
@@ -134,5 +149,7 @@ class LookupPeers:
                 self._early.append(topic)
 
     def _ask(self, topic: Topic) -> None:
+        if self._own is not None and self._own_queries is not None and self._own.channels_of(topic.name):
+            self._own_queries.ask(topic)
         for peer in self._peers.values():
             peer.queries.ask(topic)

@@ -95,11 +95,12 @@ class LookupHttp(HttpApi):
 
     async def handle_debug(self, request: Request) -> Reply:
         """GET /debug: the whole table, as nsqlookupd keys it."""
-        to_wall_ms = self.clock.now_ms() - self.clock.monotonic_ms()
+        now_ms = self.clock.monotonic_ms()
+        to_wall_ms = self.clock.now_ms() - now_ms
         rows: dict[str, list[dict[str, Any]]] = {}
         for entry in self.table.entries():
             key = f"{entry.category}:{entry.topic}:{entry.channel}"
-            rows.setdefault(key, []).append(_debug_row(entry, to_wall_ms))
+            rows.setdefault(key, []).append(_debug_row(entry, now_ms, to_wall_ms))
         return json_reply(rows)
 
     # -- changing --
@@ -144,7 +145,7 @@ def _valid_name(arguments: Mapping[str, str], kind: str) -> str:
     return name
 
 
-def _debug_row(entry: Entry, to_wall_ms: int) -> dict[str, Any]:
+def _debug_row(entry: Entry, now_ms: int, to_wall_ms: int) -> dict[str, Any]:
     producer, info = entry.producer, entry.producer.info
     is_tombstoned = entry.tombstoned_ms != NEVER_MS
     return {
@@ -154,7 +155,7 @@ def _debug_row(entry: Entry, to_wall_ms: int) -> dict[str, Any]:
         "tcp_port": info.tcp_port,
         "http_port": info.http_port,
         "version": info.version,
-        "last_update": (producer.seen_ms + to_wall_ms) * 1_000_000,
+        "last_update": (min(producer.seen_ms, now_ms) + to_wall_ms) * 1_000_000,
         "tombstoned": is_tombstoned,
         "tombstoned_at": (entry.tombstoned_ms + to_wall_ms) * 1_000_000 if is_tombstoned else NEVER_NS,
     }

@@ -190,30 +190,6 @@ def test_a_nsqlookupd_that_is_not_there_is_not_asked(rig: BrokerRig) -> None:
     run(test)
 
 
-def test_the_own_nsqlookupd_is_asked_without_http(rig: BrokerRig) -> None:
-    """It is in this process."""
-
-    async def test() -> None:
-        async with (
-            scripted() as own,
-            scripted() as other,
-            announcing(
-                rig.broker,
-                own.address,
-                other.address,
-                own_address=own.address,
-                find_channels=lambda topic: [f"{topic}-own", "x#ephemeral"],
-            ) as peers,
-        ):
-            own.channels = other.channels = {"t": ["other"]}
-            rig.publish("t", [b"x"])
-            await wait_until(lambda: peers.counters.queries == 2)
-            assert sorted(rig.broker.find_topic("t").channels) == ["other", "t-own"]
-            assert (own.questions, other.questions) == ([], ["t"])
-
-    run(test)
-
-
 def test_a_broker_that_has_all_the_channels_it_may_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It makes no more, and says so."""
     rig = BrokerRig(tmp_path / "store", max_channels=2)

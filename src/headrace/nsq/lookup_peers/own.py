@@ -1,0 +1,81 @@
+"""This broker in the registry of its own process: in the table itself, without a connection.
+
+It is there as soon as a topic is made, and not a moment longer than it is deleted: nobody could tell a client why a
+channel that it has just deleted is back. For the same reason a name that nobody else has is forgotten with it here,
+where nsqlookupd would keep it for new nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from headrace.errors import QuotaExceededError
+from headrace.nsq.lookup_peers.announcements import is_there, present
+from headrace.nsq.lookup_peers.answer import lasting
+from headrace.registry.producers import ALWAYS_HEARD_MS
+
+if TYPE_CHECKING:
+    from headrace.log_pace import LogPace
+    from headrace.nsq.lookup_peers.announcements import Change
+    from headrace.nsq.lookup_peers.link import Topics
+    from headrace.registry.producers import ProducerInfo, ProducerTable
+
+logger = logging.getLogger(__name__)
+
+
+class OwnProducer:
+    """This broker as a producer."""
+
+    def __init__(self, table: ProducerTable, info: ProducerInfo, broker: Topics, pace: LogPace) -> None:
+        """Say nothing yet."""
+        self._table = table
+        self._info = info
+        self._broker = broker
+        self._pace = pace
+        self._is_there = False
+
+    def enter(self) -> None:
+        """Register everything, unless that was done."""
+        if self._is_there:
+            return
+        try:
+            self._table.identify(self, self._info, ALWAYS_HEARD_MS)
+        except QuotaExceededError as error:
+            self._note_refused(error)
+            return
+        self._is_there = True
+        for change in present(self._broker.topics):
+            self._register(change)
+
+    def leave(self) -> None:
+        """Be gone, as a producer whose connection has ended."""
+        self._table.connection_closed(self)
+        self._is_there = False
+
+    def note(self, change: Change) -> None:
+        """Register a topic or channel that was made, or end it."""
+        if not self._is_there:
+            return
+        if is_there(self._broker.topics, change):
+            self._register(change)
+        else:
+            self._table.unregister(self, *change, is_final=True)
+
+    def channels_of(self, topic: str) -> list[str]:
+        """Return the lasting channels that others have of a topic, or a tool has made known."""
+        return lasting(self._table.channels_of(topic)) if self._is_there else []
+
+    async def find_channels(self, topic: str) -> list[str]:
+        """Return the same; for those who ask nsqlookupds."""
+        return self.channels_of(topic)
+
+    def _register(self, change: Change) -> None:
+        try:
+            self._table.register(self, *change)
+        except QuotaExceededError as error:
+            self._note_refused(error)
+
+    def _note_refused(self, error: QuotaExceededError) -> None:
+        if self._pace.is_due("own registry"):
+            logger.warning("not told by the registry in this process node=%s error=%s", self._info.node, error)

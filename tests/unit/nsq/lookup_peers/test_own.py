@@ -1,0 +1,166 @@
+"""This broker in the registry of its own process: there at once, gone at once, and nothing comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from headrace.nsq.lookup_peers.peers import LookupPeers
+from headrace.registry.producers import ProducerInfo, ProducerTable
+from headrace.testing import RunningBroker, broker
+from tests.support.brokers import BrokerRig
+from tests.unit.nsq.lookup_peers.scripted_lookupd import IDENTITY, run, wait_until
+
+OWN = "127.0.0.1:4160"
+OTHER = object()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[BrokerRig]:
+    made = BrokerRig(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def make_table(max_topics: int = 100) -> ProducerTable:
+    table = ProducerTable(silent_ms=100, tombstone_ms=100, max_producers=2, max_topics=max_topics, max_channels=100)
+    info = ProducerInfo(
+        remote_address="r", hostname="other", broadcast_address="other", tcp_port=1, http_port=2, version="v"
+    )
+    table.identify(OTHER, info, 0)
+    return table
+
+
+def make_peers(rig: BrokerRig, table: ProducerTable) -> LookupPeers:
+    return LookupPeers(rig.broker, IDENTITY, rig.clock, [OWN], own_address=OWN, own_table=table)
+
+
+def hosts(table: ProducerTable, topic: str) -> list[str]:
+    found = table.lookup(topic, 1 << 40)
+    return [info.broadcast_address for info in found.producers] if found is not None else []
+
+
+def test_what_is_there_is_told_at_once_and_never_silent(rig: BrokerRig) -> None:
+    async def test() -> None:
+        table = make_table()
+        rig.publish("before", [b"x"])
+        peers = make_peers(rig, table)
+        peers.start()
+        assert hosts(table, "before") == ["b"]
+        rig.publish("t", [b"x"])
+        rig.subscribe("t", "c")
+        assert hosts(table, "t") == ["b"]
+        assert table.channels_of("t") == ["c"]
+        rig.broker.delete_channel("t", "c")
+        assert table.channels_of("t") == []
+        rig.broker.delete_topic("t")
+        assert table.topics() == ["before"]
+        assert peers.links == []
+        await peers.stop()
+        assert hosts(table, "before") == []
+
+    run(test)
+
+
+def test_a_channel_that_was_deleted_with_its_topic_does_not_come_back(rig: BrokerRig) -> None:
+    """nsqlookupd keeps its name, and a topic made anew would get it."""
+
+    async def test() -> None:
+        peers = make_peers(rig, make_table())
+        peers.start()
+        rig.publish("t", [b"x"])
+        rig.subscribe("t", "c")
+        rig.broker.delete_topic("t")
+        rig.publish("t", [b"y"])
+        assert peers._own_queries is not None
+        await wait_until(lambda: not peers._own_queries._tasks)
+        assert not rig.broker.find_topic("t").channels
+        assert peers.counters.channels == 0
+        await peers.stop()
+
+    run(test)
+
+
+def test_a_new_topic_gets_channels_of_others_and_of_tools(rig: BrokerRig) -> None:
+    """Each begins where the topic does; ephemeral ones come with their consumers only."""
+
+    async def test() -> None:
+        table = make_table()
+        peers = make_peers(rig, table)
+        peers.start()
+        table.register(OTHER, "t", "others")
+        table.register(OTHER, "t", "x#ephemeral")
+        table.create("t", "tools")
+        rig.publish("t", [b"first"])
+        topic = rig.broker.find_topic("t")
+        await wait_until(lambda: len(topic.channels) == 2)
+        assert sorted(topic.channels) == ["others", "tools"]
+        for channel in ("others", "tools"):
+            assert [body for body, _, _ in rig.take(*rig.subscribe("t", channel))] == [b"first"]
+        assert hosts(table, "t") == ["b"]  # the other is silent
+        await peers.stop()
+
+    run(test)
+
+
+def test_where_the_registry_is_full_the_broker_goes_on(rig: BrokerRig, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        table = make_table(max_topics=1)
+        peers = make_peers(rig, table)
+        peers.start()
+        rig.publish("one", [b"x"])
+        rig.publish("two", [b"x"])
+        rig.broker.delete_topic("two")
+        assert table.topics() == ["one"]
+        await peers.stop()
+        table.identify("another", table.nodes(0)[0].info, 0)
+        peers = make_peers(rig, table)
+        peers.start()
+        rig.publish("three", [b"x"])
+        await peers.stop()
+
+    run(test)
+    assert "registry.max_topics" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningBroker]:
+    with broker() as made:
+        yield made
+
+
+def ask(address: str, path: str, *, method: str = "GET", body: bytes | None = None) -> Any:
+    with urlopen(Request(f"http://{address}{path}", method=method, data=body), timeout=10) as answer:
+        text = answer.read()
+    return json.loads(text) if text[:1] in (b"{", b"[") else text
+
+
+def test_consumers_that_ask_the_registry_find_the_broker_without_a_setting(running: RunningBroker) -> None:
+    """X-REG-05. They are sent where it listens: the host's name leads nowhere while that is 127.0.0.1."""
+    ask(running.nsq_http, "/pub?topic=orders", method="POST", body=b"x")
+    found = ask(running.nsqlookupd_http, "/lookup?topic=orders")
+    producer = found["producers"][0]
+    assert f"{producer['broadcast_address']}:{producer['tcp_port']}" == running.nsq_tcp
+    assert f"{producer['broadcast_address']}:{producer['http_port']}" == running.nsq_http
+    assert found["channels"] == []
+    ask(running.nsq_http, "/channel/create?topic=orders&channel=c", method="POST")
+    assert ask(running.nsqlookupd_http, "/channels?topic=orders") == {"channels": ["c"]}
+    debug = ask(running.nsqlookupd_http, "/debug")
+    assert 0 < debug["client::"][0]["last_update"] < 1 << 63
+
+
+def test_the_list_at_run_time_has_the_own_registry_too(running: RunningBroker) -> None:
+    """PUT /config/nsqlookupd_tcp_addresses."""
+    option = "/config/nsqlookupd_tcp_addresses"
+    own = running.listeners["nsqlookupd_tcp"]
+    assert ask(running.nsq_http, option) == [own]
+    ask(running.nsq_http, "/topic/create?topic=listed", method="POST")
+    ask(running.nsq_http, option, method="PUT", body=b"[]")
+    assert ask(running.nsqlookupd_http, "/lookup?topic=listed")["producers"] == []
+    ask(running.nsq_http, option, method="PUT", body=json.dumps([own]).encode())
+    assert len(ask(running.nsqlookupd_http, "/lookup?topic=listed")["producers"]) == 1
