@@ -80,6 +80,8 @@ class Topic:
         self.message_bytes = 0
         self.dropped: list[int] = []
         """Where it was emptied last, while channels had what they had: empty when it never was."""
+        self.awaited_answers = 0
+        """Questions which channels it should have had from its start: one made meanwhile may be among them."""
         self._next_queue = 0
         for queue in self.queues:
             queue.owner = self

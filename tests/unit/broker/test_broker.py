@@ -165,6 +165,20 @@ def test_a_channel_from_the_start_of_a_topic_that_was_made_again(rig: BrokerRig,
     assert sorted(taken) == [b"new"] * 3 + [b"newer"] * 4
 
 
+def test_a_channel_made_while_it_is_being_found_out_which_ones_a_topic_has(rig: BrokerRig) -> None:
+    """It may be one of them: a consumer that is faster than the answer must not cost its channel messages."""
+    rig.publish("events", [b"one"])
+    rig.subscribe("events", "first")
+    topic = rig.broker.find_topic("events")
+    topic.awaited_answers += 1
+    consumer, channel = rig.subscribe("events", "named in the answer")
+    topic.awaited_answers -= 1
+    rig.subscribe("events", "later")
+    rig.publish("events", [b"two"])
+    assert bodies(rig.take(consumer, channel)) == [b"one", b"two"]
+    assert bodies(rig.take(*rig.subscribe("events", "later"))) == [b"two"]
+
+
 def test_a_channel_from_the_start_of_an_ephemeral_topic(rig: BrokerRig) -> None:
     """It gets what the topic still has."""
     rig.subscribe("events#ephemeral", "other")

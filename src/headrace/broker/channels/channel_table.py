@@ -132,7 +132,7 @@ class ChannelTable:
 
         Args:
             from_start: It begins where the topic did, as if it had been made with it. Of a topic that was emptied,
-                behind what was dropped.
+                behind what was dropped. So does each while it is being found out which ones do.
 
         Raises:
             QuotaExceededError: the broker has all the channels it may have.
@@ -145,7 +145,7 @@ class ChannelTable:
                 f"the broker has its limit of {self._core.settings.max_channels} channels (broker.max_channels)"
             )
         self._topics.promote(topic)
-        start = topic.beginnings() if from_start else topic.fan_out()
+        start = topic.beginnings() if from_start or topic.awaited_answers else topic.fan_out()
         ephemeral = topic.ephemeral or name.endswith(EPHEMERAL_SUFFIX)
         key = -1
         if not ephemeral:

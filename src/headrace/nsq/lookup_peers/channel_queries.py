@@ -1,10 +1,12 @@
 """The channels that others have of a topic that is made here: asked for, and made as if they had come with it.
 
 nsqd blocks the first command for a topic until every nsqlookupd has answered. This broker serves the topic at once, and
-a channel that an answer names begins where the topic began: it gets what was published meanwhile all the same.
+a channel that an answer names begins where the topic began: it gets what was published meanwhile all the same. So does
+one that a consumer makes before the answer is there, as it may be named in it (``Topic.awaited_answers``).
 
 Each nsqlookupd has a queue of topics to ask for and a few questions at a time, so one that does not answer holds up
-none of the others, and thousands of topics made at once are no thousands of connections.
+none of the others, and thousands of topics made at once are no thousands of connections. Nor do they wait for minutes:
+what is not asked within ``WAIT_S`` is not asked.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 AT_ONCE: Final = 4
 MAX_WAITING: Final = 10_000
 """Topics that wait to be asked for; those made beyond it are not."""
+WAIT_S: Final = 5.0
+"""How long one waits at most: a nsqlookupd answers thousands in it."""
 MADE_AT_ONCE: Final = 100
 """Channels, some milliseconds."""
 
@@ -44,7 +48,7 @@ class ChannelQueries:
         self._broker = broker
         self._counters = counters
         self._pace = pace
-        self._waiting: deque[Topic] = deque()
+        self._waiting: deque[tuple[Topic, float]] = deque()  # with the time until which to ask
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, topic: Topic) -> None:
@@ -52,7 +56,8 @@ class ChannelQueries:
         if len(self._waiting) >= MAX_WAITING:
             self._note_failed(topic, "dropped", f"{MAX_WAITING} other topics wait to be asked for")
             return
-        self._waiting.append(topic)
+        self._waiting.append((topic, asyncio.get_running_loop().time() + WAIT_S))
+        topic.awaited_answers += 1
         if len(self._tasks) < AT_ONCE:
             task = asyncio.create_task(self._serve())
             self._tasks.add(task)
@@ -60,6 +65,8 @@ class ChannelQueries:
 
     async def close(self) -> None:
         """Ask nothing more, and forget what is on its way."""
+        for topic, _ in self._waiting:
+            topic.awaited_answers -= 1
         self._waiting.clear()
         tasks = list(self._tasks)
         for task in tasks:
@@ -68,16 +75,22 @@ class ChannelQueries:
 
     async def _serve(self) -> None:
         """Ask for one topic after the other until none waits."""
+        loop = asyncio.get_running_loop()
         while self._waiting:
-            topic = self._waiting.popleft()
+            topic, until = self._waiting.popleft()
             try:
-                await self._make(topic, await self._find(topic.name))
-                self._counters.queries += 1
+                if loop.time() < until:
+                    await self._make(topic, await self._find(topic.name))
+                    self._counters.queries += 1
+                else:
+                    self._note_failed(topic, "dropped", f"it does not answer as many questions in {WAIT_S:g} s")
             except (ClientError, ProtocolError, RequestError, StoreError) as error:
                 self._note_failed(topic, cause_of(error), error)
             except Exception:
                 logger.exception("asking a nsqlookupd for channels failed by a bug address=%s", self._address)
                 self._note_failed(topic, cause_of(InternalError()), "internal error")
+            finally:
+                topic.awaited_answers -= 1
 
     async def _make(self, topic: Topic, names: list[str]) -> None:
         """Make the channels that a topic lacks, unless it was deleted meanwhile."""

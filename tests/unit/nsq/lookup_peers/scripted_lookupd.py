@@ -141,6 +141,8 @@ class ScriptedLookupd:
             if self.answering is not None:
                 await self.answering(writer)
             body = json.dumps({"channels": self.channels.get(topic, [])}).encode()
+            if writer.is_closing():
+                raise ConnectionError
             writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             await writer.drain()
         self.at_once -= 1

@@ -42,15 +42,17 @@ def test_channels_of_all_are_made_and_get_what_was_published_before(rig: BrokerR
             rig.publish("t", [b"first"])
             rig.subscribe("t", "b")
             rig.publish("t", [b"second"])
+            rig.subscribe("t", "c")  # named by an answer, and faster than it
             topic = rig.broker.find_topic("t")
             await wait_until(lambda: peers.counters.queries == 2)
+            assert topic.awaited_answers == 0
             assert sorted(topic.channels) == ["a", "b", "c"]
             rig.subscribe("t", "later")
             rig.publish("t", [b"third"])
             for channel in "abc":
                 assert bodies(rig, "t", channel) == [b"first", b"second", b"third"]
             assert bodies(rig, "t", "later") == [b"third"]
-            assert (peers.counters.channels, one.questions, two.questions) == (2, ["t"], ["t"])
+            assert (peers.counters.channels, one.questions, two.questions) == (1, ["t"], ["t"])
             await wait_until(lambda: {"REGISTER t a", "REGISTER t c"} <= {*one.commands} & {*two.commands})
 
     run(test)
@@ -136,6 +138,21 @@ def test_many_topics_share_few_questions(rig: BrokerRig, monkeypatch: pytest.Mon
     run(test)
 
 
+def test_topics_do_not_wait_for_minutes(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that is slow: what was not asked in time is not asked, and channels begin as ever."""
+    monkeypatch.setattr(channel_queries, "WAIT_S", 0.2)
+
+    async def test() -> None:
+        async with scripted() as lookupd, announcing(rig.broker, lookupd.address) as peers:
+            lookupd.answering = lambda writer: asyncio.sleep(0.5)
+            topics = [rig.broker.ensure_topic(f"t{number}") for number in range(40)]
+            await wait_until(lambda: peers.counters.query_failures.total() == 40)
+            assert peers.counters.query_failures == {"timeout": 4, "dropped": 36}
+            assert [topic.awaited_answers for topic in topics] == [0] * 40
+
+    run(test)
+
+
 @pytest.mark.parametrize("answer", ["silence", "trickle", "404", "no JSON", "close", "endless"])
 def test_a_question_that_is_not_answered(rig: BrokerRig, answer: str, caplog: pytest.LogCaptureFixture) -> None:
     """nsq.md 2.1: failure is only logged. The other nsqlookupd is heard; the broker goes on."""
@@ -173,6 +190,7 @@ def test_a_question_that_is_not_answered(rig: BrokerRig, answer: str, caplog: py
             assert peers.counters.query_failures == {cause: 2}
             assert bodies(rig, "t", "c") == [b"x"]
             assert all(link.is_connected for link in peers.links)
+            assert rig.broker.find_topic("t").awaited_answers == 0
 
     run(test)
     assert sum("channels of a new topic not found out" in message for message in caplog.messages) == 1
@@ -237,9 +255,9 @@ def test_the_end_comes_while_nobody_answers(rig: BrokerRig) -> None:
             before = len(asyncio.all_tasks())
             async with scripted() as lookupd, announcing(rig.broker, lookupd.address, "127.0.0.1:1"):
                 lookupd.identity = b'{"broadcast_address":"127.0.0.1","http_port":%s}' % address.split(":")[1].encode()
-                for number in range(10):
-                    rig.broker.ensure_topic(f"t{number}")
+                topics = [rig.broker.ensure_topic(f"t{number}") for number in range(10)]
                 await wait_until(lambda: "REGISTER t9" in lookupd.commands)
+            assert [topic.awaited_answers for topic in topics] == [0] * 10
             await wait_until(lambda: len(asyncio.all_tasks()) == before)
 
     run(test)
