@@ -176,7 +176,7 @@ class Talk:
         host, port = server.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=5)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(ConnectionError):  # refused before all of it was sent
+        with contextlib.suppress(OSError):  # refused before all of it was sent
             for part in [bytes([byte]) for byte in stream] if how == "bytewise" else [stream]:
                 self.socket.sendall(part)
                 if how == "bytewise":

@@ -259,14 +259,14 @@ class ProducerTable:
         ]
 
     def entries(self) -> Iterator[Entry]:
-        """Walk the whole table."""
-        for producer in self._producers.values():
+        """Walk the whole table, key by key; it may change meanwhile, and then some of it is as it was."""
+        for producer in list(self._producers.values()):
             yield Entry("client", "", "", producer, NEVER_MS)
-        for topic, entry in self._topics.items():
-            for producer in entry.producers:
-                yield Entry("topic", topic, "", producer, producer.tombstones[topic])
-            for channel, producers in entry.channels.items():
-                for producer in producers:
+        for topic, entry in list(self._topics.items()):
+            for producer in list(entry.producers):
+                yield Entry("topic", topic, "", producer, producer.tombstones.get(topic, NEVER_MS))
+            for channel, producers in list(entry.channels.items()):
+                for producer in list(producers):
                     yield Entry("channel", topic, channel, producer, NEVER_MS)
 
     # -- the rules -----------------------------------------------------------------------------------------------

@@ -214,3 +214,21 @@ def test_every_entry_is_walked(table: ProducerTable) -> None:
         ("topic", "t", "", "b", 7),
         ("channel", "t", "c", "a", NEVER_MS),
     }
+
+
+def test_a_table_that_changes_is_walked_to_its_end(table: ProducerTable) -> None:
+    """What has gone meanwhile may be told, what stays is."""
+    for topic in ("t", "u", "v"):
+        table.register(A, topic, "c")
+    table.register(B, "v")
+    walk = table.entries()
+    assert next(walk).category == "client"
+    while next(walk).topic != "t":
+        pass
+    table.register(B, "t", "d")
+    table.delete_topic("u")
+    for topic in ("w", "x"):
+        table.create(topic)
+    table.connection_closed(A)
+    left = [(entry.topic, entry.channel, entry.producer.info.hostname) for entry in walk]
+    assert ("v", "", "b") in left

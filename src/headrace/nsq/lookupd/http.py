@@ -5,15 +5,21 @@ Ref: nsq.md 4.3; ``tests/interop/test_nsq_lookupd.py`` compares with nsqlookupd,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from headrace.errors import QuotaExceededError
 from headrace.log_pace import LogPace
 from headrace.net.http import HttpCounters
 from headrace.nsq.codec import is_valid_name
 from headrace.nsq.http_api import DONE, Handler, HttpApi, Routes
 from headrace.nsq.http_request import (
+    JSON_TYPE,
     TEXT_TYPE,
     HttpRefusal,
     Reply,
@@ -30,6 +36,10 @@ if TYPE_CHECKING:
 
 NEVER_NS: Final = -6_795_364_578_871_345_152
 """What Go's UnixNano says of a time that was never set; /debug shows it."""
+MAX_DEBUG_BYTES: Final = 64 << 20
+"""Longest answer of /debug; some 250 bytes for each producer of a topic or channel."""
+ROWS_PER_TURN: Final = 200
+"""Of /debug, before others have their turn: a millisecond."""
 
 
 @dataclass(kw_only=True)
@@ -42,6 +52,7 @@ class LookupHttp(HttpApi):
 
     def __post_init__(self) -> None:
         self.set_up(self._build_routes(), LogPace(self.clock))
+        self._debugging = asyncio.Lock()
 
     def _build_routes(self) -> Routes:
         get: dict[str, Handler] = {
@@ -94,14 +105,26 @@ class LookupHttp(HttpApi):
         return json_reply({"producers": rows})
 
     async def handle_debug(self, request: Request) -> Reply:
-        """GET /debug: the whole table, as nsqlookupd keys it."""
+        """GET /debug: the whole table, as nsqlookupd keys it; for one at a time, and others have turns meanwhile."""
+        async with self._debugging:
+            return Reply(200, await self._write_table(), JSON_TYPE)
+
+    async def _write_table(self) -> bytes:
         now_ms = self.clock.monotonic_ms()
         to_wall_ms = self.clock.now_ms() - now_ms
-        rows: dict[str, list[dict[str, Any]]] = {}
-        for entry in self.table.entries():
-            key = f"{entry.category}:{entry.topic}:{entry.channel}"
-            rows.setdefault(key, []).append(_debug_row(entry, now_ms, to_wall_ms))
-        return json_reply(rows)
+        parts: list[bytes] = []
+        size = rows_in_turn = 0
+        for key, entries in groupby(self.table.entries(), key=_debug_key):
+            rows = [_debug_row(entry, now_ms, to_wall_ms) for entry in entries]
+            parts.append(msgspec.json.encode(key) + b":" + msgspec.json.encode(rows))
+            size += len(parts[-1])
+            if size > MAX_DEBUG_BYTES:
+                raise QuotaExceededError(f"the table is too long for /debug, which answers {MAX_DEBUG_BYTES} bytes")
+            rows_in_turn += len(rows)
+            if rows_in_turn >= ROWS_PER_TURN:
+                rows_in_turn = 0
+                await asyncio.sleep(0)
+        return b"{" + b",".join(parts) + b"}"
 
     # -- changing --
 
@@ -143,6 +166,10 @@ def _valid_name(arguments: Mapping[str, str], kind: str) -> str:
     if not is_valid_name(name.encode("utf-8", "surrogateescape")):
         raise HttpRefusal(400, f"INVALID_ARG_{kind.upper()}")
     return name
+
+
+def _debug_key(entry: Entry) -> str:
+    return f"{entry.category}:{entry.topic}:{entry.channel}"
 
 
 def _debug_row(entry: Entry, now_ms: int, to_wall_ms: int) -> dict[str, Any]:
