@@ -108,7 +108,7 @@ STREAMS = [
     *[profile(topology_zone="z", topology_region="r")],
     MAGIC + identify(WHOLE.replace(b"tcp_port", b"tcpport")) + b"PING\n",
     *[MAGIC + identify(WHOLE[:-1] + b',"tcp_port":' + port + b"}") + b"PING\n" for port in (b"0", b"1")],
-    *[profile(hostname="x" * 60_000), profile(deep=json.loads("[" * 900 + "]" * 900))],
+    *[profile(hostname="x" * 3_000), profile(deep=json.loads("[" * 900 + "]" * 900))],
     # names
     *[
         IDENTIFIED + f"{command} {line}\nPING\n".encode()

@@ -127,6 +127,7 @@ def test_topics_come_and_go_with_their_producer(shared: RunningBroker, peer: Pee
         (b"IDENTIFY\n\0\0\0\x04null", b"E_BAD_BODY IDENTIFY missing fields"),
         (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY body of -1 bytes, at most %d" % MAX_BODY_BYTES),
         (b"IDENTIFY\n\x7f\xff\xff\xff", b"E_BAD_BODY IDENTIFY body of 2147483647 bytes, at most %d" % MAX_BODY_BYTES),
+        (b"IDENTIFY\n\0\0\x10\1", b"E_BAD_BODY IDENTIFY body of 4097 bytes, at most 4096"),
         (b"x" * 1025, b"E_INVALID line longer than 1024 bytes"),
     ],
 )

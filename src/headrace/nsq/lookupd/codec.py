@@ -18,8 +18,9 @@ from headrace.registry.producers import ProducerInfo
 MAGIC: Final = b"  V1"
 MAX_LINE_BYTES: Final = 1024
 """nsqlookupd knows no bound; no command has more than two names of 64 bytes each, with ``#ephemeral``."""
-MAX_BODY_BYTES: Final = 64 << 10
-"""Of IDENTIFY. nsqlookupd knows no bound here either."""
+MAX_BODY_BYTES: Final = 4 << 10
+"""Of IDENTIFY; nsqd's has some 150. nsqlookupd knows no bound here either, but what a producer says of itself is in the
+log and, for each of its topics, in the answers of consumers."""
 _SIZE_BYTES: Final = 4
 
 
