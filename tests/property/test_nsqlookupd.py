@@ -113,7 +113,12 @@ class TableMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = ProducerTable(
-            silent_ms=SILENT_MS, tombstone_ms=TOMBSTONE_MS, max_producers=99, max_topics=99, max_channels=99
+            silent_ms=SILENT_MS,
+            tombstone_ms=TOMBSTONE_MS,
+            max_producers=99,
+            max_topics=99,
+            max_channels=99,
+            max_registrations=99,
         )
         self.now_ms = 0
         self.seen: dict[int, int] = {}
@@ -208,6 +213,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @invariant()
     def tells_the_same(self) -> None:
+        assert self.table.registration_count == sum(map(len, self.model.values()))
         known = [key[1] for key in self.model if key[0] == "topic"]
         assert sorted(self.table.topics()) == sorted(known)
         assert self.table.channel_count == len([key for key in self.model if key[0] == "channel"])

@@ -97,7 +97,14 @@ class ProducerTable:
     """
 
     def __init__(
-        self, *, silent_ms: int, tombstone_ms: int, max_producers: int, max_topics: int, max_channels: int
+        self,
+        *,
+        silent_ms: int,
+        tombstone_ms: int,
+        max_producers: int,
+        max_topics: int,
+        max_channels: int,
+        max_registrations: int,
     ) -> None:
         """Make an empty table.
 
@@ -107,15 +114,18 @@ class ProducerTable:
             max_producers: Producers it holds; as the others a bound against peers that invent names.
             max_topics: Topics it holds.
             max_channels: Channels of all topics it holds.
+            max_registrations: Topics and channels of all producers it holds, each counted for each of them.
         """
         self._silent_ms = silent_ms
         self._tombstone_ms = tombstone_ms
         self._max_producers = max_producers
         self._max_topics = max_topics
         self._max_channels = max_channels
+        self._max_registrations = max_registrations
         self._producers: dict[Hashable, Producer] = {}
         self._topics: dict[str, _TopicEntry] = {}
         self.channel_count = 0
+        self.registration_count = 0
 
     @property
     def producer_count(self) -> int:
@@ -151,15 +161,25 @@ class ProducerTable:
         """Note that a producer has a topic, and a channel of it; one that was tombstoned stays so.
 
         Raises:
-            QuotaExceededError: there are as many topics or channels as may be; nothing was noted.
+            QuotaExceededError: there are as many topics, channels or registrations as may be; nothing was noted.
         """
         producer = self._producers[owner]
+        known = self._topics.get(topic)
+        is_new = topic not in producer.tombstones
+        is_new_channel = bool(channel) and (known is None or producer not in known.channels.get(channel, ()))
+        count = self.registration_count + is_new + is_new_channel
+        if self.registration_count < count > self._max_registrations:
+            raise QuotaExceededError(
+                f"the registry has its limit of {self._max_registrations} registrations "
+                "(registry.max_nsq_registrations)"
+            )
         entry = self._make(topic, channel)
-        if channel and producer not in entry.channels[channel]:
+        if is_new_channel:
             entry.channels[channel].append(producer)
-        if topic not in producer.tombstones:
+        if is_new:
             producer.tombstones[topic] = NEVER_MS
             entry.producers.append(producer)
+        self.registration_count = count
 
     def unregister(self, owner: Hashable, topic: str, channel: str = "", *, is_final: bool = False) -> None:
         """Note that a producer has a channel no longer; without ``channel``, the topic and all its channels.
@@ -203,7 +223,9 @@ class ProducerTable:
         """Forget a topic and its channels, whoever has them."""
         entry = self._topics.pop(topic, None)
         if entry is not None:
-            self.channel_count -= len(entry.channels)
+            for channel in list(entry.channels):
+                self._drop_channel(entry, channel)
+            self.registration_count -= len(entry.producers)
             for producer in entry.producers:
                 producer.tombstones.pop(topic, None)
 
@@ -300,17 +322,18 @@ class ProducerTable:
                 self._drop_channel(entry, channel)
 
     def _drop_channel(self, entry: _TopicEntry, channel: str) -> None:
-        del entry.channels[channel]
+        self.registration_count -= len(entry.channels.pop(channel))
         self.channel_count -= 1
 
-    @staticmethod
-    def _remove_from_channel(producer: Producer, entry: _TopicEntry, channel: str) -> None:
+    def _remove_from_channel(self, producer: Producer, entry: _TopicEntry, channel: str) -> None:
         having = entry.channels.get(channel, [])
         if producer in having:
             having.remove(producer)
+            self.registration_count -= 1
 
     def _remove_from_topic(self, producer: Producer, entry: _TopicEntry, topic: str) -> None:
         if producer in entry.producers:
             entry.producers.remove(producer)
+            self.registration_count -= 1
         for channel in entry.channels:
             self._remove_from_channel(producer, entry, channel)

@@ -541,6 +541,10 @@ class RegistrySettings:
     """Channels of NSQ topics the registry holds, some 300 bytes each; one more is refused. Producers and topics have
     ``max_brokers`` and ``max_topics``, counted apart from RocketMQ's."""
 
+    max_nsq_registrations: int = option(2_000_000, least=2, most=100_000_000)
+    """Topics and channels of all NSQ producers, each counted for each producer that has it, some 100 bytes; one more is
+    refused."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccessSettings:

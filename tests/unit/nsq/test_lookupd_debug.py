@@ -18,7 +18,14 @@ CHANNELS = 5_000
 
 @pytest.fixture
 def table() -> ProducerTable:
-    made = ProducerTable(silent_ms=1, tombstone_ms=1, max_producers=10, max_topics=10, max_channels=CHANNELS)
+    made = ProducerTable(
+        silent_ms=1,
+        tombstone_ms=1,
+        max_producers=10,
+        max_topics=10,
+        max_channels=CHANNELS,
+        max_registrations=10 * CHANNELS,
+    )
     info = ProducerInfo(
         remote_address="1.2.3.4:5", hostname="h", broadcast_address="b", tcp_port=1, http_port=2, version="1.3.0"
     )

@@ -21,13 +21,16 @@ def info(name: str, http_port: int = 4151) -> ProducerInfo:
     )
 
 
-def make_table(*, max_producers: int = 10, max_topics: int = 10, max_channels: int = 10) -> ProducerTable:
+def make_table(
+    *, max_producers: int = 10, max_topics: int = 10, max_channels: int = 10, max_registrations: int = 100
+) -> ProducerTable:
     return ProducerTable(
         silent_ms=SILENT_MS,
         tombstone_ms=TOMBSTONE_MS,
         max_producers=max_producers,
         max_topics=max_topics,
         max_channels=max_channels,
+        max_registrations=max_registrations,
     )
 
 
@@ -196,6 +199,27 @@ def test_a_channel_too_many_makes_no_topic_either() -> None:
     with pytest.raises(QuotaExceededError, match="channels"):
         table.create("u", "d")
     assert table.topics() == ["t"]
+
+
+def test_registrations_of_all_producers_are_bounded_together() -> None:
+    """One connection may say 200,000 topics, and there are thousands of connections."""
+    table = make_table(max_registrations=4)
+    for owner in (A, B):
+        table.identify(owner, info("x"), 0)
+        table.register(owner, "t", "c")
+    with pytest.raises(QuotaExceededError, match=r"4 registrations \(registry.max_nsq_registrations\)"):
+        table.register(A, "u")
+    table.register(A, "t", "c")
+    assert table.topics() == ["t"]
+    table.connection_closed(B)
+    assert table.registration_count == 2
+    table.register(A, "u", "c")
+    table.unregister(A, "t", "c")
+    table.delete_channel("u", "c")
+    assert table.registration_count == 2
+    table.delete_topic("u")
+    table.unregister(A, "t")
+    assert table.registration_count == 0
 
 
 def test_every_entry_is_walked(table: ProducerTable) -> None:

@@ -70,6 +70,7 @@ class LookupServer:
             max_producers=settings.max_brokers,
             max_topics=settings.max_topics,
             max_channels=settings.max_nsq_channels,
+            max_registrations=settings.max_nsq_registrations,
         )
         self.counters = LookupCounters()
         self.refusal_log = RefusalLog(clock)

@@ -28,7 +28,14 @@ def rig(tmp_path: Path) -> Iterator[BrokerRig]:
 
 
 def make_table(max_topics: int = 100) -> ProducerTable:
-    table = ProducerTable(silent_ms=100, tombstone_ms=100, max_producers=2, max_topics=max_topics, max_channels=100)
+    table = ProducerTable(
+        silent_ms=100,
+        tombstone_ms=100,
+        max_producers=2,
+        max_topics=max_topics,
+        max_channels=100,
+        max_registrations=1000,
+    )
     info = ProducerInfo(
         remote_address="r", hostname="other", broadcast_address="other", tcp_port=1, http_port=2, version="v"
     )
