@@ -134,14 +134,14 @@ def test_many_channels_take_few_round_trips() -> None:
         topics = Topics()
         for number in range(20):
             topics.put(f"t{number}", *[f"channel-{channel}" for channel in range(1000)])
-        longest, looked_at = 0.0, time.perf_counter()
+        most = before = 0
         async with serving(serve) as address, announcing(topics, address) as peers:
             while not peers.links[0].is_connected:
                 await asyncio.sleep(0)
-                longest, looked_at = max(longest, time.perf_counter() - looked_at), time.perf_counter()
+                most, before = max(most, peers.counters.registrations - before), peers.counters.registrations
             assert peers.counters.registrations == 20_000
         assert reads <= 2 * 20_000 / link.WINDOW
-        assert longest < 0.1  # some milliseconds; the machine may be busy
+        assert 0 < most <= link.WINDOW  # others had the loop in between
 
     run(test)
 
