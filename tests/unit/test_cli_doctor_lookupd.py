@@ -19,8 +19,9 @@ from tests.unit.nsq.lookup_peers.scripted_lookupd import run, scripted, serving
 
 
 def settings(**flags: str) -> Settings:
+    """Return settings of a broker without a registry in its process."""
     pairs = [(f"--nsq.{name.replace('_', '-')}", value) for name, value in flags.items()]
-    return load_settings(environ={}, flags=pairs).settings
+    return load_settings(environ={}, flags=[("--registry.enabled", "false"), *pairs]).settings
 
 
 def check(wanted: Settings, *, is_running: bool = False) -> list[tuple[str, str]]:
@@ -30,10 +31,9 @@ def check(wanted: Settings, *, is_running: bool = False) -> list[tuple[str, str]
 
 def test_without_nsqlookupds_nothing_is_said() -> None:
     """And what consumers would be told is there all the same."""
-    alone = load_settings(environ={}, flags=[("--registry.enabled", "false")]).settings
-    assert check(alone) == []
-    assert find_lookupds(alone) == []
-    assert told_address(alone) == "127.0.0.1:4150"
+    assert check(settings()) == []
+    assert find_lookupds(settings()) == []
+    assert told_address(settings()) == "127.0.0.1:4150"
     assert told_address(settings(tcp_address="0.0.0.0:4150")) == f"{own_name()}:4150"
     told = settings(broadcast_address="proxy.example", broadcast_tcp_port="14150")
     assert told_address(told) == "proxy.example:14150"
@@ -178,9 +178,10 @@ def test_the_report_of_a_running_broker(tmp_path: Path) -> None:
             ("--nsq.http-address", running.listeners["nsq_http"]),
             ("--nsq.broadcast-address", "127.0.0.1"),
             ("--nsq.lookupd-addresses", nobody),
+            ("--registry.nsq-tcp-address", running.listeners["nsqlookupd_tcp"]),
         ]
         report = checkup.run_checkup(load_settings(environ={}, flags=flags).settings)
     assert report.told["nsq_address"] == running.listeners["nsq_tcp"]
-    assert report.told["nsqlookupds"] == [nobody]
+    assert report.told["nsqlookupds"] == [running.listeners["nsqlookupd_tcp"], nobody]
     said = [finding for finding in report.findings if finding.name == "nsqlookupd"]
-    assert [finding.status for finding in said] == ["problem", "ok"]
+    assert [finding.status for finding in said] == ["ok", "problem", "ok"]

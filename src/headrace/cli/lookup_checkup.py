@@ -22,11 +22,15 @@ ANSWER_S: Final = 2.0
 
 
 def find_lookupds(settings: Settings) -> list[str]:
-    """Return the nsqlookupds to which this broker is announced."""
-    listeners = listener_addresses(settings)
-    if "nsq_tcp" not in listeners:
+    """Return the nsqlookupds that tell of this broker, the one in its process first."""
+    if "nsq_tcp" not in listener_addresses(settings):
         return []
-    return parse_registries(settings.nsq.lookupd_addresses, listeners.get("nsqlookupd_tcp", ""))
+    own, others = _own_lookupd(settings), parse_registries(settings.nsq.lookupd_addresses, "")
+    return [*own, *(address for address in others if address not in own)]
+
+
+def _own_lookupd(settings: Settings) -> list[str]:
+    return parse_registries("", listener_addresses(settings).get("nsqlookupd_tcp", ""))
 
 
 def told_address(settings: Settings) -> str | None:
@@ -53,8 +57,10 @@ async def check_lookupds(settings: Settings, *, is_running: bool) -> list[Findin
     if not lookupds:
         return []
     names = Names()
-    own = not settings.nsq.lookupd_addresses
-    found = [await _check_lookupd(address, names, own=own) for address in lookupds if parse_address(address)[1]]
+    own = _own_lookupd(settings)
+    found = [
+        await _check_lookupd(address, names, own=address in own) for address in lookupds if parse_address(address)[1]
+    ]
     if "nsq_http" not in listener_addresses(settings) and not settings.nsq.broadcast_http_port:
         text = "nsqlookupds refuse a broker without HTTP: set nsq.http_address, or nsq.broadcast_http_port"
         found.append(Finding("problem", NAME, text))

@@ -296,8 +296,8 @@ class NsqSettings:
 
     lookupd_addresses: str = option("", form="addresses")
     """TCP addresses of the nsqlookupds to which this broker announces its topics and channels, ``host:port`` with
-    commas between them: consumers that ask those find it. Each gets everything. Empty = the one inside this process, if
-    there is one. ``PUT /config/nsqlookupd_tcp_addresses`` changes them until the next start."""
+    commas between them: consumers that ask those find it. Each gets everything; the registry in this process knows it
+    anyway. ``PUT /config/nsqlookupd_tcp_addresses`` changes them until the next start."""
 
     max_message_bytes: int = option(1 * MIB, least=1, most=4 * MIB)
     """Largest body of one message; larger ones are refused with E_BAD_MESSAGE."""

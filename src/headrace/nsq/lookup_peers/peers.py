@@ -42,10 +42,10 @@ class _Peer:
 class LookupPeers:
     """Keeps nsqlookupds told of this broker, and asks them for the channels of topics that it makes.
 
-    The one in this process, if it is among them, is told without a connection (``own``).
+    The one in this process knows it anyway, and is told without a connection (``own``).
 
     Attributes:
-        addresses: Where they are, as set last.
+        addresses: Where the others are, as set last.
         counters: What goes on with all of them.
     """
 
@@ -90,6 +90,8 @@ class LookupPeers:
 
     def start(self) -> None:
         """Begin to announce; waits for nobody."""
+        if self._own is not None:
+            self._own.enter()
         self.set_addresses(self.addresses)
         early, self._early = self._early, None
         for topic in early or ():
@@ -100,11 +102,7 @@ class LookupPeers:
         self.addresses = addresses
         wanted = dict.fromkeys(addresses)
         if self._own is not None:
-            if self._own_address in wanted:
-                del wanted[self._own_address]
-                self._own.enter()
-            else:
-                self._own.leave()
+            wanted.pop(self._own_address, None)
         for address in [address for address in self._peers if address not in wanted]:
             task = asyncio.create_task(self._peers.pop(address).close())
             self._closing.add(task)
@@ -115,7 +113,8 @@ class LookupPeers:
         """Close the connections: to a nsqlookupd this broker goes with its own."""
         self._broker.presence_listeners.remove(self._presence_changed)
         self.set_addresses([])
-        if self._own_queries is not None:
+        if self._own is not None and self._own_queries is not None:
+            self._own.leave()
             await self._own_queries.close()
         await asyncio.gather(*self._closing)
 

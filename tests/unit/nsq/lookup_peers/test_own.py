@@ -44,7 +44,7 @@ def make_table(max_topics: int = 100) -> ProducerTable:
 
 
 def make_peers(rig: BrokerRig, table: ProducerTable) -> LookupPeers:
-    return LookupPeers(rig.broker, IDENTITY, rig.clock, [OWN], own_address=OWN, own_table=table)
+    return LookupPeers(rig.broker, IDENTITY, rig.clock, [], own_address=OWN, own_table=table)
 
 
 def hosts(table: ProducerTable, topic: str) -> list[str]:
@@ -161,13 +161,13 @@ def test_consumers_that_ask_the_registry_find_the_broker_without_a_setting(runni
     assert 0 < debug["client::"][0]["last_update"] < 1 << 63
 
 
-def test_the_list_at_run_time_has_the_own_registry_too(running: RunningBroker) -> None:
-    """PUT /config/nsqlookupd_tcp_addresses."""
+def test_the_own_registry_is_not_in_the_list_of_others(running: RunningBroker) -> None:
+    """GET /config/nsqlookupd_tcp_addresses answers as nsqd does; where it is in the list, it is not connected to."""
     option = "/config/nsqlookupd_tcp_addresses"
     own = running.listeners["nsqlookupd_tcp"]
-    assert ask(running.nsq_http, option) == [own]
-    ask(running.nsq_http, "/topic/create?topic=listed", method="POST")
-    ask(running.nsq_http, option, method="PUT", body=b"[]")
-    assert ask(running.nsqlookupd_http, "/lookup?topic=listed")["producers"] == []
+    assert ask(running.nsq_http, option) == []
     ask(running.nsq_http, option, method="PUT", body=json.dumps([own]).encode())
+    ask(running.nsq_http, "/topic/create?topic=listed", method="POST")
     assert len(ask(running.nsqlookupd_http, "/lookup?topic=listed")["producers"]) == 1
+    ask(running.nsq_http, option, method="PUT", body=b"[]")
+    assert len(ask(running.nsqlookupd_http, "/nodes")["producers"]) == 1
