@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-READ_BYTES: Final = 16 << 10
-"""Of commands, before others have their turn: a few milliseconds."""
+READ_BYTES: Final = 4 << 10
+"""Of commands, before others have their turn: some two milliseconds."""
+SHORT_READ_BYTES: Final = 256
+"""Commands of a producer that waits for its replies. More of them take turns with all long reads of the server: one in
+a turn of the event loop, however many connections send without end."""
 LINGER_S: Final = 1.0
 """Time a peer has to read why it was refused."""
 _OK: Final = b"OK"
@@ -81,23 +84,32 @@ class LookupConnection:
             if not data and not self._is_identifying:
                 self.cause = "client closed"
                 return
-            server.counters.bytes_in += len(data)
-            self._input.feed(data)
-            replies = bytearray()
-            try:
-                if not data:
-                    raise self._input.cut_short()
-                self._take_commands(replies)
-            except RefusedError as refusal:
-                self._note_refused(refusal)
-                replies += encode_reply(refusal.data)
-            self._writer.write(replies)
-            server.counters.bytes_out += len(replies)
+            if len(data) <= SHORT_READ_BYTES:
+                self._take(data)
+            else:
+                async with server.long_read:
+                    self._take(data)
+                    await asyncio.sleep(0)
             if self.cause:
                 return
             async with asyncio.timeout(server.patience_s(is_identified=False)):
                 await self._writer.drain()
-            await asyncio.sleep(0)  # neither read nor drain waits while there is enough
+
+    def _take(self, data: bytes) -> None:
+        """Do what was read, empty at the end of file, and send the replies."""
+        counters = self._server.counters
+        counters.bytes_in += len(data)
+        self._input.feed(data)
+        replies = bytearray()
+        try:
+            if not data:
+                raise self._input.cut_short()
+            self._take_commands(replies)
+        except RefusedError as refusal:
+            self._note_refused(refusal)
+            replies += encode_reply(refusal.data)
+        self._writer.write(replies)
+        counters.bytes_out += len(replies)
 
     def _take_commands(self, replies: bytearray) -> None:
         """Do what has come, and put the replies there.

@@ -54,6 +54,7 @@ class LookupServer:
         table: Who has what.
         address: Where it listens, as bound; empty before ``start``.
         identity: What producers are told of this registry.
+        long_read: Held by the connection whose long read is taken in this turn of the event loop.
     """
 
     def __init__(self, settings: RegistrySettings, clock: Clock, *, http_address: str) -> None:
@@ -85,6 +86,7 @@ class LookupServer:
             "tcp_port": 0,
             "version": server_version(),
         }
+        self.long_read = asyncio.Lock()
         self._listener: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
