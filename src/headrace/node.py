@@ -46,7 +46,7 @@ from headrace.nsq.http_publishes import HttpPublishes
 from headrace.nsq.lookup_peers.codec import NsqdIdentity
 from headrace.nsq.lookup_peers.peers import LookupPeers
 from headrace.nsq.lookupd.service import LISTENERS as LOOKUPD_LISTENERS
-from headrace.nsq.lookupd.service import LookupService
+from headrace.nsq.lookupd.service import LookupdService
 from headrace.nsq.server import NsqServer
 from headrace.nsq.version import server_version
 from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
@@ -77,7 +77,7 @@ class Node:
         self.parts: BrokerParts
         self.remoting: RemotingAssembly
         self.nsq: NsqServer | None = None
-        self.lookupd: LookupService | None = None
+        self.lookupd: LookupdService | None = None
         self.lookup_peers: LookupPeers | None = None
         self._free_ports = free_ports
         self._http: dict[str, HttpListener] = {}
@@ -254,7 +254,7 @@ class Node:
         if self._sockets.keys().isdisjoint(LOOKUPD_LISTENERS):
             return
         settings = self.settings.registry
-        self.lookupd = LookupService(settings, self.clock, self._sockets, limits=HttpLimits.within_open_files())
+        self.lookupd = LookupdService(settings, self.clock, self._sockets, limits=HttpLimits.within_open_files())
         await self.lookupd.start()
 
     def _nsq_facts(self, started_at_ms: int) -> NodeFacts:

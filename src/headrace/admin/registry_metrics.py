@@ -12,7 +12,7 @@ from headrace.admin.families import counter, gauge, labelled
 from headrace.admin.remoting_metrics import by_name, guard_families
 
 if TYPE_CHECKING:
-    from headrace.nsq.lookupd.service import LookupService
+    from headrace.nsq.lookupd.service import LookupdService
     from headrace.remoting.registration import Registrar
     from headrace.remoting.registry.server import RegistryServer
 
@@ -39,7 +39,7 @@ def registry_families(registry: RegistryServer) -> Iterator[Metric]:
         yield counter(f"headrace_registry_{name}", text, value)
 
 
-def lookupd_families(lookupd: LookupService) -> Iterator[Metric]:
+def lookupd_families(lookupd: LookupdService) -> Iterator[Metric]:
     """Yield what the registry's NSQ side counts, but for connections and refusals."""
     counters, table = lookupd.server.counters, lookupd.table
     for name, text, value in (

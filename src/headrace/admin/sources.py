@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.clock import LoopClock
     from headrace.net.http import HttpListener
     from headrace.nsq.lookup_peers.peers import LookupPeers
-    from headrace.nsq.lookupd.service import LookupService
+    from headrace.nsq.lookupd.service import LookupdService
     from headrace.nsq.server import NsqServer
     from headrace.remoting.assembly import RemotingAssembly
 
@@ -30,7 +30,7 @@ class MetricSources:
     version: str
     started_at_ms: int
     nsq: NsqServer | None = None
-    lookupd: LookupService | None = None
+    lookupd: LookupdService | None = None
     lookup_peers: LookupPeers | None = None
     remoting: RemotingAssembly | None = None
     http: Mapping[str, HttpListener] = field(default_factory=dict)

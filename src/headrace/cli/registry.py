@@ -61,7 +61,7 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     from headrace.net.listener import raise_file_limit  # noqa: PLC0415
     from headrace.net.ports import bind_listener, listener_addresses  # noqa: PLC0415
     from headrace.nsq.lookupd.service import LISTENERS as LOOKUPD_LISTENERS  # noqa: PLC0415
-    from headrace.nsq.lookupd.service import LookupService  # noqa: PLC0415
+    from headrace.nsq.lookupd.service import LookupdService  # noqa: PLC0415
     from headrace.remoting.registry.server import RegistryServer  # noqa: PLC0415
 
     if not settings.registry.address:
@@ -88,7 +88,7 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
         stop_wanted = asyncio.Event()
         stop_at_signals(asyncio.get_running_loop(), stop_wanted.set)
         clock.begin()
-        lookupd = LookupService(settings.registry, clock, sockets, limits=HttpLimits.within_open_files())
+        lookupd = LookupdService(settings.registry, clock, sockets, limits=HttpLimits.within_open_files())
         await asyncio.gather(server.start(sockets.pop("registry")), lookupd.start())
         try:
             ready.put(settings.store.data_dir, listeners)

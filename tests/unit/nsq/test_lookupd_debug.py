@@ -41,7 +41,7 @@ async def _unread() -> dict[str, object]:
 
 def ask_debug(table: ProducerTable, times: int) -> tuple[list[Reply], int]:
     """Ask at the same time; return the answers, and how many turns others had meanwhile."""
-    application = http.LookupHttp(table=table, clock=ManualClock())
+    application = http.LookupdHttp(table=table, clock=ManualClock())
 
     async def ask() -> tuple[list[Reply], int]:
         request = Request("GET", "/debug", "", {}, _unread)

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.nsq.lookupd.codec import MAGIC
-from headrace.nsq.lookupd.connection import SHORT_READ_BYTES, LookupConnection
-from headrace.nsq.lookupd.server import LookupServer
+from headrace.nsq.lookupd.connection import SHORT_READ_BYTES, ProducerConnection
+from headrace.nsq.lookupd.server import LookupdServer
 from headrace.settings import Settings
 
 PEERS = 20
@@ -24,14 +24,14 @@ def test_one_long_read_is_taken_in_a_turn_of_the_loop(monkeypatch: pytest.Monkey
     """Three hundred that sent PINGs without end made a consumer wait for 1.1 s."""
     turn = 0
     long_reads: Counter[int] = Counter()
-    take = LookupConnection._take
+    take = ProducerConnection._take
 
-    def note(connection: LookupConnection, data: bytes) -> None:
+    def note(connection: ProducerConnection, data: bytes) -> None:
         if len(data) > SHORT_READ_BYTES:
             long_reads[turn] += 1
         take(connection, data)
 
-    monkeypatch.setattr(LookupConnection, "_take", note)
+    monkeypatch.setattr(ProducerConnection, "_take", note)
 
     async def flood(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -47,7 +47,7 @@ def test_one_long_read_is_taken_in_a_turn_of_the_loop(monkeypatch: pytest.Monkey
             await asyncio.sleep(0)
 
     async def run() -> None:
-        server = LookupServer(Settings().registry, ManualClock(), http_address="")
+        server = LookupdServer(Settings().registry, ManualClock(), http_address="")
         await server.start("127.0.0.1:0")
         port = int(server.address.rpartition(":")[2])
         counting = asyncio.ensure_future(count_turns())

@@ -21,7 +21,7 @@ from headrace.nsq.lookupd.codec import MAGIC, ProducerReader, encode_reply, read
 from headrace.nsq.refusal import RefusedError
 
 if TYPE_CHECKING:
-    from headrace.nsq.lookupd.server import LookupServer
+    from headrace.nsq.lookupd.server import LookupdServer
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ LINGER_S: Final = 1.0
 _OK: Final = b"OK"
 
 
-class LookupConnection:
+class ProducerConnection:
     """One peer.
 
     Attributes:
@@ -43,7 +43,7 @@ class LookupConnection:
         cause: Why the connection has ended; empty while it is open.
     """
 
-    def __init__(self, server: LookupServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, server: LookupdServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.remote_address = format_address(peer_of(writer.get_extra_info("peername")) or ())
         self.cause = ""
         self._server = server

@@ -43,7 +43,7 @@ ROWS_PER_TURN: Final = 200
 
 
 @dataclass(kw_only=True)
-class LookupHttp(HttpApi):
+class LookupdHttp(HttpApi):
     """The ASGI application that answers as nsqlookupd does."""
 
     table: ProducerTable

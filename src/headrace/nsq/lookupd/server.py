@@ -18,7 +18,7 @@ from headrace.net.connections import OpenConnections
 from headrace.net.listener import connection_limit, listen
 from headrace.net.refusal_log import RefusalLog
 from headrace.nsq.lookupd.codec import encode_reply
-from headrace.nsq.lookupd.connection import READ_BYTES, LookupConnection
+from headrace.nsq.lookupd.connection import READ_BYTES, ProducerConnection
 from headrace.nsq.version import server_version
 from headrace.registry.producers import ProducerTable
 
@@ -33,7 +33,7 @@ MAX_CONNECTIONS: Final = 10_000
 
 
 @dataclass
-class LookupCounters:
+class LookupdCounters:
     """What is counted since the start.
 
     Attributes:
@@ -47,7 +47,7 @@ class LookupCounters:
     bytes_out: int = 0
 
 
-class LookupServer:
+class LookupdServer:
     """Serves producers on one address.
 
     Attributes:
@@ -73,9 +73,9 @@ class LookupServer:
             max_channels=settings.max_nsq_channels,
             max_registrations=settings.max_nsq_registrations,
         )
-        self.counters = LookupCounters()
+        self.counters = LookupdCounters()
         self.refusal_log = RefusalLog(clock)
-        self.connections: OpenConnections[LookupConnection] = OpenConnections(
+        self.connections: OpenConnections[ProducerConnection] = OpenConnections(
             settings.max_connections or min(MAX_CONNECTIONS, connection_limit(0, 0) // 8)
         )
         self.address = ""
@@ -107,7 +107,7 @@ class LookupServer:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=READ_BYTES), self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = LookupConnection(self, reader, writer)
+        connection = ProducerConnection(self, reader, writer)
         number = self.connections.add(connection)
         if number is None:
             limits = self.connections

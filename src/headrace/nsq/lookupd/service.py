@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.net.address import format_address
 from headrace.net.http import HttpListener
-from headrace.nsq.lookupd.http import LookupHttp
-from headrace.nsq.lookupd.server import LookupServer
+from headrace.nsq.lookupd.http import LookupdHttp
+from headrace.nsq.lookupd.server import LookupdServer
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -21,7 +21,7 @@ HTTP: Final = "nsqlookupd_http"
 LISTENERS: Final = (TCP, HTTP)
 
 
-class LookupService:
+class LookupdService:
     """What a registry runs for NSQ.
 
     Attributes:
@@ -37,11 +37,11 @@ class LookupService:
         self._tcp_socket = sockets.pop(TCP, None)
         http_socket = sockets.pop(HTTP, None)
         http_address = format_address(http_socket.getsockname()) if http_socket is not None else ""
-        self.server = LookupServer(settings, clock, http_address=http_address)
+        self.server = LookupdServer(settings, clock, http_address=http_address)
         self.table = self.server.table
         self.http: HttpListener | None = None
         if http_socket is not None:
-            app = LookupHttp(table=self.table, clock=clock)
+            app = LookupdHttp(table=self.table, clock=clock)
             self.http = HttpListener(HTTP, app, http_socket, limits=limits, counters=app.counters)
 
     async def start(self) -> None:
