@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.interop.nsq_lookupd_peers import Lookupd, serve_registry
-from tests.interop.nsq_peers import Node, ask, logged_address, peer, running, serve_nsqd
+from tests.interop.nsq_peers import Node, ask, logged_address, peer, running, serve_headrace, serve_nsqd
 from tests.support.waiting import until
 
 TOOL_SECONDS = 30
@@ -135,6 +135,35 @@ def test_registry_that_was_started_again(tmp_path: Path) -> None:
         assert channels_of(second, "again") == ["c"]
 
 
+def test_headrace_and_nsqd_side_by_side(tmp_path: Path) -> None:
+    """nsq.md 12.2 check 4: one process is registry and broker; each kind of node has the channels of the other."""
+    flags = ("--nsq.broadcast-address", "127.0.0.1", "--registry.nsq-broadcast-address", "127.0.0.1")
+    with serve_headrace(tmp_path / "headrace", *flags) as ours:
+        registry = Lookupd(ours.listeners["nsqlookupd_tcp"], ours.listeners["nsqlookupd_http"], ours.process, ours.log)
+        with registered(registry, tmp_path / "nsqd") as theirs, serve_nsqadmin(registry, tmp_path) as nsqadmin:
+            both = [ours, theirs]
+            for made, other, topic in ((ours, theirs, "out"), (theirs, ours, "back")):
+                made.post(f"/topic/create?topic={topic}")
+                made.post(f"/channel/create?topic={topic}&channel=c")
+                until(lambda: channels_of(registry, topic) == ["c"])  # noqa: B023
+                publish(other, topic, "first")
+                until(lambda: other.channel(topic, "c").get("depth") == 1)  # noqa: B023
+                publish(made, topic, "second")
+                assert who_has(registry, topic) == sorted(node.http for node in both)
+                command = [peer("nsq_tail"), f"-lookupd-http-address={registry.http}", f"-topic={topic}"]
+                done = subprocess.run([*command, "-channel=c", "-n=2"], capture_output=True, timeout=TOOL_SECONDS)
+                assert sorted(done.stdout.split()) == [b"first", b"second"]
+            listed = {http_of(row): row for row in nsqadmin.get("/nodes")["nodes"]}
+            assert set(listed) == {node.http for node in both}
+            assert not any(row["out_of_date"] for row in listed.values())
+            assert nsqadmin.get("/topics/out")["message_count"] == 2
+            nsqadmin.send("DELETE", f"/nodes/{ours.http}", topic="out")
+            assert who_has(registry, "out") == [theirs.http]
+            nsqadmin.send("DELETE", "/topics/back")
+            assert [node.topic("back") for node in both] == [{}, {}]
+            assert registry.ask("GET", "/lookup?topic=back").status == 404
+
+
 # -- nsqadmin --
 
 
@@ -158,7 +187,13 @@ class NsqAdmin:
 
 @pytest.fixture
 def nsqadmin(registry: Lookupd, tmp_path: Path) -> Iterator[NsqAdmin]:
-    log = tmp_path / "nsqadmin.log"
+    with serve_nsqadmin(registry, tmp_path) as program:
+        yield program
+
+
+@contextlib.contextmanager
+def serve_nsqadmin(registry: Lookupd, folder: Path) -> Iterator[NsqAdmin]:
+    log = folder / "nsqadmin.log"
     command = [peer("nsqadmin"), f"-lookupd-http-address={registry.http}", "-http-address=127.0.0.1:0"]
     with running(command, log) as process:
         yield NsqAdmin(logged_address(log, process, "HTTP"))
