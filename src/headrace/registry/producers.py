@@ -50,11 +50,13 @@ class Producer:
     Attributes:
         seen_ms: When it last said that it lives; monotonic.
         tombstones: Of each of its topics, when it was tombstoned there; ``NEVER_MS`` = not.
+        channels: Those it has of each of its topics, if any: to end a topic costs what it has, not what all have.
     """
 
     info: ProducerInfo
     seen_ms: int
     tombstones: dict[str, int] = field(default_factory=dict)
+    channels: dict[str, set[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -164,9 +166,8 @@ class ProducerTable:
             QuotaExceededError: there are as many topics, channels or registrations as may be; nothing was noted.
         """
         producer = self._producers[owner]
-        known = self._topics.get(topic)
         is_new = topic not in producer.tombstones
-        is_new_channel = bool(channel) and (known is None or producer not in known.channels.get(channel, ()))
+        is_new_channel = bool(channel) and channel not in producer.channels.get(topic, ())
         count = self.registration_count + is_new + is_new_channel
         if self.registration_count < count > self._max_registrations:
             raise QuotaExceededError(
@@ -176,6 +177,7 @@ class ProducerTable:
         entry = self._make(topic, channel)
         if is_new_channel:
             entry.channels[channel].append(producer)
+            producer.channels.setdefault(topic, set()).add(channel)
         if is_new:
             producer.tombstones[topic] = NEVER_MS
             entry.producers.append(producer)
@@ -191,12 +193,16 @@ class ProducerTable:
         if entry is None:
             return
         if channel:
-            self._remove_from_channel(producer, entry, channel)
-            self._drop_unused(entry, [channel] if is_final or channel.endswith(EPHEMERAL_SUFFIX) else [])
+            own = producer.channels.get(topic)
+            if own is not None and channel in own:
+                own.remove(channel)
+                self._remove_from_channel(producer, entry, channel)
+            self._drop_unused(topic, entry, [channel] if is_final or channel.endswith(EPHEMERAL_SUFFIX) else [])
             return
-        self._remove_from_topic(producer, entry, topic)
-        producer.tombstones.pop(topic, None)
-        self._drop_unused(entry, list(entry.channels) if is_final else [])
+        if topic in producer.tombstones:
+            self._remove_from_topic(producer, entry, topic)
+            del producer.tombstones[topic]
+        self._drop_unused(topic, entry, list(entry.channels) if is_final else [])
         if not entry.producers and (is_final or topic.endswith(EPHEMERAL_SUFFIX)):
             self.delete_topic(topic)
 
@@ -224,17 +230,18 @@ class ProducerTable:
         entry = self._topics.pop(topic, None)
         if entry is not None:
             for channel in list(entry.channels):
-                self._drop_channel(entry, channel)
+                self._drop_channel(topic, entry, channel)
             self.registration_count -= len(entry.producers)
             for producer in entry.producers:
-                producer.tombstones.pop(topic, None)
+                del producer.tombstones[topic]
+                producer.channels.pop(topic, None)
 
     def delete_channel(self, topic: str, channel: str) -> bool:
         """Forget a channel, whoever has it; return whether it was known."""
         entry = self._topics.get(topic)
         if entry is None or channel not in entry.channels:
             return False
-        self._drop_channel(entry, channel)
+        self._drop_channel(topic, entry, channel)
         return True
 
     def tombstone(self, topic: str, node: str, now_ms: int) -> int:
@@ -315,25 +322,25 @@ class ProducerTable:
             self.channel_count += 1
         return entry
 
-    def _drop_unused(self, entry: _TopicEntry, channels: Iterable[str]) -> None:
+    def _drop_unused(self, topic: str, entry: _TopicEntry, channels: Iterable[str]) -> None:
         """Forget those of some channels that nobody has."""
         for channel in channels:
             if not entry.channels.get(channel, True):
-                self._drop_channel(entry, channel)
+                self._drop_channel(topic, entry, channel)
 
-    def _drop_channel(self, entry: _TopicEntry, channel: str) -> None:
-        self.registration_count -= len(entry.channels.pop(channel))
+    def _drop_channel(self, topic: str, entry: _TopicEntry, channel: str) -> None:
+        having = entry.channels.pop(channel)
+        for producer in having:
+            producer.channels[topic].remove(channel)
+        self.registration_count -= len(having)
         self.channel_count -= 1
 
     def _remove_from_channel(self, producer: Producer, entry: _TopicEntry, channel: str) -> None:
-        having = entry.channels.get(channel, [])
-        if producer in having:
-            having.remove(producer)
-            self.registration_count -= 1
+        entry.channels[channel].remove(producer)
+        self.registration_count -= 1
 
     def _remove_from_topic(self, producer: Producer, entry: _TopicEntry, topic: str) -> None:
-        if producer in entry.producers:
-            entry.producers.remove(producer)
-            self.registration_count -= 1
-        for channel in entry.channels:
+        entry.producers.remove(producer)
+        self.registration_count -= 1
+        for channel in producer.channels.pop(topic, ()):
             self._remove_from_channel(producer, entry, channel)

@@ -542,7 +542,7 @@ class RegistrySettings:
     ``max_brokers`` and ``max_topics``, counted apart from RocketMQ's."""
 
     max_nsq_registrations: int = option(2_000_000, least=2, most=100_000_000)
-    """Topics and channels of all NSQ producers, each counted for each producer that has it, some 100 bytes; one more is
+    """Topics and channels of all NSQ producers, each counted for each producer that has it, some 200 bytes; one more is
     refused."""
 
 

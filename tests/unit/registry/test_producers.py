@@ -1,5 +1,7 @@
 """The producer table: nsqlookupd's rules for names, producers, tombstones and silence (nsq.md 4.2)."""
 
+import time
+
 import pytest
 
 from headrace.errors import QuotaExceededError
@@ -256,3 +258,18 @@ def test_a_table_that_changes_is_walked_to_its_end(table: ProducerTable) -> None
     table.connection_closed(A)
     left = [(entry.topic, entry.channel, entry.producer.info.hostname) for entry in walk]
     assert ("v", "", "b") in left
+
+
+def test_the_end_of_a_topic_costs_what_the_producer_has_of_it() -> None:
+    """Else a peer that registers and ends a topic of many channels, a line each, would hold up the event loop."""
+    many = make_table(max_channels=20_000, max_registrations=30_000)
+    many.identify(A, info("a"), 0)
+    many.identify(B, info("b"), 0)
+    for number in range(20_000):
+        many.register(A, "t", f"c{number}")
+    began_s = time.process_time()
+    for _ in range(1000):
+        many.register(B, "t", "c7")
+        many.unregister(B, "t")
+    assert time.process_time() - began_s < 1, "a walk through all channels each time takes several seconds"
+    assert many.registration_count == 20_001
