@@ -29,7 +29,7 @@ Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a test on the broker's event loop, with an end in time."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.wait_for(test(), 20))
+        runner.run(asyncio.wait_for(test(), 40))
 
 
 def address_of(server: asyncio.Server) -> str:
@@ -229,7 +229,7 @@ async def announcing(broker: Any, *addresses: str, **options: Any) -> AsyncItera
         await peers.stop()
 
 
-async def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def wait_until(condition: Callable[[], object], seconds: float = 15.0) -> None:
     """Return when ``condition`` is true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  # of anything

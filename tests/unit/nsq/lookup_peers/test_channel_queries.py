@@ -24,8 +24,8 @@ def rig(tmp_path: Path) -> Iterator[BrokerRig]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(connection, "ANSWER_S", 0.3)
-    monkeypatch.setattr(http_query, "QUERY_S", 0.3)
+    monkeypatch.setattr(connection, "ANSWER_S", 2.0)
+    monkeypatch.setattr(http_query, "QUERY_S", 0.5)
 
 
 def bodies(rig: BrokerRig, topic: str, channel: str) -> list[bytes]:
@@ -144,7 +144,7 @@ def test_topics_do_not_wait_for_minutes(rig: BrokerRig, monkeypatch: pytest.Monk
 
     async def test() -> None:
         async with scripted() as lookupd, announcing(rig.broker, lookupd.address) as peers:
-            lookupd.answering = lambda writer: asyncio.sleep(0.5)
+            lookupd.answering = lambda writer: asyncio.sleep(0.9)
             topics = [rig.broker.ensure_topic(f"t{number}") for number in range(40)]
             await wait_until(lambda: peers.counters.query_failures.total() == 40)
             assert peers.counters.query_failures == {"timeout": 4, "dropped": 36}
@@ -159,9 +159,9 @@ def test_a_question_that_is_not_answered(rig: BrokerRig, answer: str, caplog: py
 
     async def misbehave(writer: asyncio.StreamWriter) -> None:
         if answer == "silence":
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(0.9)
         elif answer == "trickle":
-            for _ in range(40):
+            for _ in range(60):
                 if writer.is_closing():
                     break
                 writer.write(b"H")
