@@ -216,7 +216,7 @@ $(DEBUG_TREE)/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
 	@touch $@
 
 build-debug: $(DEBUG_TREE)/.compiled ## compile with bounds checks into build/debug
-	@for part in $$(cd src && find . -name '*.py'); do cp -p src/$$part $(DEBUG_TREE)/src/$$part; done
+	@(cd src && find . -name '*.py' | tar cf - -T -) | tar xf - -C $(DEBUG_TREE)/src
 	@PYTHONPATH=$(HERE)/$(DEBUG_TREE)/src $(BIN)/python -c 'import headrace.batch as m; assert "$(DEBUG_TREE)" in m.__file__, m.__file__'
 
 # What runs compiled code: the rest would only run a second time.
