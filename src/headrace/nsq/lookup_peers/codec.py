@@ -24,6 +24,8 @@ MAX_SHOWN: Final = 200
 """Bytes of a reply in an error."""
 
 _SIZE_BYTES: Final = 4
+_HTTP: Final = int.from_bytes(b"HTTP", "big")
+"""What a web server begins with, as a size."""
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
 """A name or an address, as it may stand in a request."""
 
@@ -74,6 +76,8 @@ class ReplyReader:
         start = 0
         while len(self._bytes) >= start + _SIZE_BYTES:
             size = int.from_bytes(self._bytes[start : start + _SIZE_BYTES], "big")
+            if size == _HTTP:
+                raise ProtocolError("it answers in HTTP: this is its HTTP port, its TCP port (4160) is wanted")
             if size > MAX_REPLY_BYTES:
                 raise ProtocolError(f"a reply of {size} bytes is announced, more than {MAX_REPLY_BYTES}")
             end = start + _SIZE_BYTES + size

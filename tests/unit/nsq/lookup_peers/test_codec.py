@@ -51,6 +51,13 @@ def test_who_answers() -> None:
     assert decode_identity(b"{}").http_address == ""
 
 
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"HTTP"])
+def test_the_http_port_is_told_apart(answer: bytes) -> None:
+    """Who names 4161 for 4160 is told so; as a length the text would be 1213486160 bytes."""
+    with pytest.raises(ProtocolError, match=r"its HTTP port.*TCP port \(4160\)"):
+        ReplyReader().feed(answer)
+
+
 @pytest.mark.parametrize("host", ["", "a b", "a\r\nX: y", "ü", "a/b", "x" * 256])
 def test_a_host_that_cannot_be_asked(host: str) -> None:
     """It would stand in a request."""
