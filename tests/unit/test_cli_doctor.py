@@ -534,4 +534,4 @@ def test_what_a_registry_says_is_one_line(tmp_path: Path, capsys: pytest.Capture
     finding = Finding("problem", "registry", "bad\n\x1b[31mok       fake")
     with mock.patch.object(checkup, "run_checkup", return_value=checkup.Report({}, [finding])):
         assert run(["doctor", "--data-dir", str(tmp_path)]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "PROBLEM  registry      bad\\n\\x1b[31mok       fake"
+    assert capsys.readouterr().out.splitlines()[-1] == "PROBLEM  registry         bad\\n\\x1b[31mok       fake"

@@ -40,5 +40,5 @@ def doctor(ctx: click.Context, config: Path | None, as_json: bool) -> int:
         click.echo(f"  {name:<19}{shown or '-'}")
     click.echo("")
     for finding in report.findings:
-        click.echo(f"{MARKS[finding.status]}  {finding.name:<13} {one_line(finding.text)}")
+        click.echo(f"{MARKS[finding.status]}  {finding.name:<15}  {one_line(finding.text)}")
     return 0 if report.is_healthy else UNHEALTHY
