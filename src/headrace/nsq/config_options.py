@@ -24,6 +24,8 @@ Value = str | int | bool | list[str] | list[float]
 LOG_LEVEL: Final = "log_level"
 LOOKUPDS: Final = "nsqlookupd_tcp_addresses"
 MAX_LOOKUPDS: Final = 100
+MAX_LOOKUPD_CHARS: Final = 300
+"""Of one address: a host name has at most 253. Each is kept, and stands in the log."""
 # nsqd's names and numbers for levels of Python's logging.
 LEVELS: Final = {
     "debug": (1, logging.DEBUG),
@@ -74,12 +76,16 @@ def log_level(logger: logging.Logger) -> int:
 
 
 def read_addresses(value: bytes) -> list[str] | None:
-    """Return the addresses of a JSON list, None where it is none or names too many. As nsqd, any text is an address."""
+    """Return the addresses of a JSON list, None where it is none, or has too many or too long ones.
+
+    As nsqd, any text is an address.
+    """
     try:
         addresses = msgspec.json.decode(value, type=list[str] | None) or []
     except (msgspec.DecodeError, RecursionError):
         return None
-    return addresses if len(addresses) <= MAX_LOOKUPDS else None
+    is_bounded = len(addresses) <= MAX_LOOKUPDS and all(len(address) <= MAX_LOOKUPD_CHARS for address in addresses)
+    return addresses if is_bounded else None
 
 
 def read_options(settings: NsqSettings, facts: NodeFacts) -> Mapping[str, Value]:

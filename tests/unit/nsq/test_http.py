@@ -712,6 +712,14 @@ def test_too_many_nsqlookupds() -> None:
     assert nsq.ask("PUT", "/config/nsqlookupd_tcp_addresses", b"").status == 413
 
 
+def test_a_nsqlookupd_with_too_long_a_name() -> None:
+    """It would be kept and logged, 4 MiB of it."""
+    nsq = Harness(FakePeers(), max_message_bytes=10_000)
+    assert nsq.ask("PUT", "/config/nsqlookupd_tcp_addresses", msgspec.json.encode(["h" * 300])).status == 200
+    answer = nsq.ask("PUT", "/config/nsqlookupd_tcp_addresses", msgspec.json.encode(["h" * 301]))
+    assert (answer.status, answer.code) == (400, "INVALID_VALUE")
+
+
 def test_nsqlookupds_of_a_broker_that_serves_no_nsq_over_tcp() -> None:
     """There is nothing to announce."""
     assert Harness().ask("PUT", "/config/nsqlookupd_tcp_addresses", b"[]").code == "INVALID_OPTION"
