@@ -109,7 +109,10 @@ def test_frame_beyond_help_closes_the_connection(frame: bytes) -> None:
         (struct.pack(">i", 17 << 20), "frame length 17825792 outside 4..16777212 (registry.max_frame_bytes)"),
         (struct.pack(">i", 2), "frame length 2 outside 4..16777212 (registry.max_frame_bytes)"),
         (b"  V2", "the client speaks NSQ's protocol, which nsq.tcp_address takes"),
-        (b"GET / HTTP/1.1\r\n\r\n", "the client speaks HTTP, which nsq.http_address and admin.address take"),
+        (
+            b"GET / HTTP/1.1\r\n\r\n",
+            "the client speaks HTTP, which nsq.http_address, registry.nsq_http_address and admin.address take",
+        ),
         (b"\x16\x03\x01\x02\x00", "the client speaks TLS, which no port takes"),
     ],
 )
