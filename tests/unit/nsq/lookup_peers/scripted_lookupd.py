@@ -49,6 +49,7 @@ class ScriptedLookupd:
 
     Attributes:
         commands: What came, without IDENTIFY.
+        by_connection: The same for each connection.
         identities: The body of each IDENTIFY.
         reply: Gives the replies to commands.
         identity: The reply to IDENTIFY.
@@ -65,6 +66,7 @@ class ScriptedLookupd:
         self.questions: list[str] = []
         self.answering: Callable[[asyncio.StreamWriter], Awaitable[None]] | None = None
         self.connections = 0
+        self.by_connection: list[list[str]] = []
         self.at_once = 0
         self.most_at_once = 0
         self.address = ""
@@ -115,6 +117,8 @@ class ScriptedLookupd:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        of_connection: list[str] = []
+        self.by_connection.append(of_connection)
         self._begin(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             assert await reader.readexactly(4) == b"  V1"
@@ -125,6 +129,7 @@ class ScriptedLookupd:
                     writer.write(framed(self.identity))
                     continue
                 self.commands.append(line)
+                of_connection.append(line)
                 reply = self.reply(line)
                 if reply is not None:
                     writer.write(framed(reply))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import threading
 import time
@@ -416,3 +417,53 @@ def test_a_bug_ends_nothing_for_good(monkeypatch: pytest.MonkeyPatch, caplog: py
 
     run(test)
     assert "announcing to a nsqlookupd failed by a bug" in caplog.text
+
+
+def registered_by(commands: list[str]) -> set[tuple[str, str]]:
+    """Return what commands of one connection leave in a nsqlookupd (nsq.md 4.2): topics, and their channels."""
+    rows: set[tuple[str, str]] = set()
+    for command in commands:
+        verb, topic, channel = (command + " ").split(" ")[:3]
+        if verb == "REGISTER":
+            rows |= {(topic, ""), (topic, channel)}
+        elif channel:
+            rows.discard((topic, channel))
+        else:
+            rows = {row for row in rows if row[0] != topic}
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_comes_and_goes_ends_in_what_is_there(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while everything is said, and over lost connections."""
+    monkeypatch.setattr(link, "WINDOW", 3)
+    monkeypatch.setattr(link, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(link, "LONGEST_PAUSE_S", 0.002)
+    choose = random.Random(seed)
+
+    async def test() -> None:
+        topics = Topics()
+        for number in range(6):
+            topics.put(f"t{number}", *"ab"[: number % 3])
+        async with scripted() as lookupd, announcing(topics, lookupd.address) as peers:
+            for _ in range(400):
+                name, channel = f"t{choose.randrange(8)}", choose.choice("abcd")
+                if choose.random() < 0.6:
+                    topics.put(name, *([channel] if choose.random() < 0.7 else []))
+                elif name in topics.topics:
+                    known = topics.topics[name].channels
+                    topics.drop(name, channel if channel in known else "")
+                if choose.random() < 0.02:
+                    lookupd.hang_up()
+                if choose.random() < 0.4:
+                    await asyncio.sleep(choose.choice((0, 0, 0, 0.001)))
+            wanted = {(name, channel) for name, topic in topics.topics.items() for channel in ("", *topic.channels)}
+
+            def is_told() -> bool:
+                return peers.links[0].is_connected and registered_by(lookupd.by_connection[-1]) == wanted
+
+            await wait_until(is_told)
+            await asyncio.sleep(0.01)
+            assert is_told()
+
+    run(test)
