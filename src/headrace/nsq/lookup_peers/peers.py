@@ -96,6 +96,7 @@ class LookupPeers:
         early, self._early = self._early, None
         for topic in early or ():
             self._ask(topic)
+            topic.awaited_answers -= 1
 
     def set_addresses(self, addresses: list[str]) -> None:
         """Announce to these from now on: those that are no more among them are closed, new ones told."""
@@ -144,8 +145,9 @@ class LookupPeers:
         if not channel and spells(topic.name) and self._broker.topics.get(topic.name) is topic:
             if self._early is None:
                 self._ask(topic)
-            else:
+            elif self.addresses:
                 self._early.append(topic)
+                topic.awaited_answers += 1
 
     def _ask(self, topic: Topic) -> None:
         if self._own is not None and self._own_queries is not None and self._own.channels_of(topic.name):

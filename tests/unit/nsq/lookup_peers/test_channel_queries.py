@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.topic import TopicConfig
+from headrace.clock import Clock
 from headrace.nsq.lookup_peers import channel_queries, connection, http_query, link
+from headrace.nsq.lookup_peers.peers import LookupPeers
 from tests.support.brokers import BrokerRig
-from tests.unit.nsq.lookup_peers.scripted_lookupd import announcing, run, scripted, serving, wait_until
+from tests.unit.nsq.lookup_peers.scripted_lookupd import IDENTITY, announcing, run, scripted, serving, wait_until
 
 
 @pytest.fixture
@@ -116,6 +118,39 @@ def test_a_topic_made_before_the_connection_is_asked_for(rig: BrokerRig) -> None
             assert lookupd.connections == 0
             await wait_until(lambda: peers.counters.queries == 1)
             assert bodies(rig, "t", "c") == [b"x"]
+
+    run(test)
+
+
+def test_a_topic_made_before_the_start_is_asked_for(rig: BrokerRig) -> None:
+    """NSQ's port is open a moment before its registries are told; what consumers make meanwhile lacks nothing."""
+
+    async def test() -> None:
+        async with scripted() as lookupd:
+            lookupd.channels = {"t": ["b", "c"]}
+            peers = LookupPeers(rig.broker, IDENTITY, Clock(), [lookupd.address])
+            rig.publish("t", [b"x"])
+            rig.subscribe("t", "a")
+            consumer, channel = rig.subscribe("t", "b")
+            peers.start()
+            await wait_until(lambda: peers.counters.queries == 1)
+            assert [body for body, _, _ in rig.take(consumer, channel)] == bodies(rig, "t", "c") == [b"x"]
+            assert rig.broker.find_topic("t").awaited_answers == 0
+            await peers.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("addresses", [[], ["127.0.0.1:1"]])
+def test_a_node_that_ends_before_its_start(rig: BrokerRig, addresses: list[str]) -> None:
+    """Another part of it could not start."""
+
+    async def test() -> None:
+        peers = LookupPeers(rig.broker, IDENTITY, Clock(), addresses)
+        topic = rig.broker.ensure_topic("t")
+        assert topic.awaited_answers == len(addresses)
+        await peers.stop()
+        assert rig.broker.presence_listeners == []
 
     run(test)
 
