@@ -236,7 +236,7 @@ class TableMachine(RuleBasedStateMachine):
                 for key, having in self.model.items()
                 if key[0] == "topic" and owner in having
             }
-        assert len(self.table.nodes(self.now_ms)) == len([owner for owner in self.seen if self.is_heard(owner)])
+        assert len(list(self.table.nodes(self.now_ms))) == len([owner for owner in self.seen if self.is_heard(owner)])
 
 
 TestTable = TableMachine.TestCase

@@ -275,17 +275,13 @@ class ProducerTable:
         entry = self._topics.get(topic)
         return list(entry.channels) if entry is not None else []
 
-    def nodes(self, now_ms: int) -> list[Node]:
-        """Return the producers that are heard, with their topics."""
-        return [
-            Node(
-                producer.info,
-                list(producer.tombstones),
-                [self._is_hidden(since_ms, now_ms) for since_ms in producer.tombstones.values()],
-            )
-            for producer in self._producers.values()
-            if self._is_heard(producer, now_ms)
-        ]
+    def nodes(self, now_ms: int) -> Iterator[Node]:
+        """Walk the producers that are heard, with their topics; they may change meanwhile."""
+        for producer in list(self._producers.values()):
+            if self._is_heard(producer, now_ms):
+                tombstones = producer.tombstones
+                are_hidden = [self._is_hidden(since_ms, now_ms) for since_ms in tombstones.values()]
+                yield Node(producer.info, list(tombstones), are_hidden)
 
     def entries(self) -> Iterator[Entry]:
         """Walk the whole table, key by key; it may change meanwhile, and then some of it is as it was."""

@@ -40,6 +40,8 @@ MAX_DEBUG_BYTES: Final = 64 << 20
 """Longest answer of /debug; some 250 bytes for each producer of a topic or channel."""
 ROWS_PER_TURN: Final = 200
 """Of /debug, before others have their turn: a millisecond."""
+NAMES_PER_TURN: Final = 2_000
+"""Of topics in /nodes: the same."""
 
 
 @dataclass(kw_only=True)
@@ -99,10 +101,17 @@ class LookupdHttp(HttpApi):
         return json_reply({"channels": self.table.channels_of(named_argument(request.arguments(), "topic"))})
 
     async def handle_nodes(self, request: Request) -> Reply:
-        """GET /nodes: every producer with its topics."""
-        nodes = self.table.nodes(self.clock.monotonic_ms())
-        rows = [{**asdict(node.info), "tombstones": node.tombstones, "topics": node.topics} for node in nodes]
-        return json_reply({"producers": rows})
+        """GET /nodes: every producer with its topics; others have turns meanwhile."""
+        parts: list[bytes] = []
+        names_in_turn = 0
+        for node in self.table.nodes(self.clock.monotonic_ms()):
+            row = {**asdict(node.info), "tombstones": node.tombstones, "topics": node.topics}
+            parts.append(msgspec.json.encode(row))
+            names_in_turn += len(node.topics)
+            if names_in_turn >= NAMES_PER_TURN:
+                names_in_turn = 0
+                await asyncio.sleep(0)
+        return Reply(200, b'{"producers":[' + b",".join(parts) + b"]}", JSON_TYPE)
 
     async def handle_debug(self, request: Request) -> Reply:
         """GET /debug: the whole table, as nsqlookupd keys it; for one at a time, and others have turns meanwhile."""

@@ -125,7 +125,7 @@ def test_where_the_registry_is_full_the_broker_goes_on(rig: BrokerRig, caplog: p
         rig.broker.delete_topic("two")
         assert table.topics() == ["one"]
         await peers.stop()
-        table.identify("another", table.nodes(0)[0].info, 0)
+        table.identify("another", next(table.nodes(0)).info, 0)
         peers = make_peers(rig, table)
         peers.start()
         rig.publish("three", [b"x"])
