@@ -16,7 +16,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -39,7 +39,7 @@ from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener, Shortcut
 from headrace.net.listener import raise_file_limit
 from headrace.net.loop_load import LoopLoad
-from headrace.net.ports import EVERY_LISTENER_OFF, bind_listener, listener_addresses
+from headrace.net.ports import EVERY_LISTENER_OFF, bind_listener, is_dispensable, listener_addresses
 from headrace.nsq.config_options import NodeFacts, broadcast_http_port, broadcast_tcp_port
 from headrace.nsq.http import NsqHttp
 from headrace.nsq.http_publishes import HttpPublishes
@@ -155,13 +155,11 @@ class Node:
     def _bind_all(self) -> None:
         wanted = listener_addresses(self.settings)
         try:
-            for name, address in wanted.items():
-                if name != "remoting":
-                    sock = bind_listener(name, address, free_port=self._free_ports)
-                    if sock is not None:
-                        self._sockets[name] = sock
-            if "remoting" in wanted:  # last: a free pair of ports is chosen beside the others
+            dispensable = {name: address for name, address in wanted.items() if is_dispensable(name, address)}
+            self._bind({name: wanted[name] for name in wanted if name != "remoting" and name not in dispensable})
+            if "remoting" in wanted:  # behind those: a free pair of ports is chosen beside them
                 self._sockets.update(bind_remoting(self.settings.remoting, free_port=self._free_ports))
+            self._bind(dispensable)  # last: what was set goes before a default
         except ConfigError as error:
             try:
                 self._require_unlocked()
@@ -171,6 +169,12 @@ class Node:
         if not self._sockets:
             raise ConfigError(EVERY_LISTENER_OFF)
         self.listeners = {name: format_address(sock.getsockname()) for name, sock in self._sockets.items()}
+
+    def _bind(self, addresses: Mapping[str, str]) -> None:
+        for name, address in addresses.items():
+            sock = bind_listener(name, address, free_port=self._free_ports)
+            if sock is not None:
+                self._sockets[name] = sock
 
     def _require_unlocked(self) -> None:
         """Refuse a store that another process has open; a folder that is no store is not touched.

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import socket
 from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
@@ -14,6 +15,7 @@ from headrace.net.http import HttpLimits
 from headrace.net.ports import bind_port
 from headrace.node import Node, run_node
 from headrace.settings import AdminSettings, NsqSettings, RegistrySettings, RemotingSettings, Settings, StoreSettings
+from headrace.settings.validate import VIP_DISTANCE
 from headrace.store.store import Store
 from headrace.testing import broker
 
@@ -125,6 +127,31 @@ def test_two_settings_with_one_port_are_told_so() -> None:
             ConfigError, match=f"^{address} is taken by another listener of this process; .*--nsq.http-"
         ):
             bind_port(address, "nsq.http_address", free_port=False)
+
+
+@pytest.mark.parametrize("other", ["admin", "remoting", "remoting_vip"])
+def test_an_address_that_was_set_goes_before_a_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """Whoever had a listener at 4161 before the registry had one there starts as before."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    default = f"127.0.0.1:{port}"
+    monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_http": default})
+    settings = replace(
+        _only_admin(tmp_path, default if other == "admin" else ""),
+        registry=RegistrySettings(address="", nsq_tcp_address="", nsq_http_address=default),
+    )
+    if other != "admin":
+        address = f"127.0.0.1:{port + VIP_DISTANCE if other == 'remoting_vip' else port}"
+        settings = replace(settings, remoting=RemotingSettings(address=address))
+    node = Node(settings, free_ports=False)
+    try:
+        node._bind_all()
+        assert node.listeners[other] == default
+        assert "nsqlookupd_http" not in node.listeners
+    finally:
+        node._close_sockets()
 
 
 @pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "make room on its disk"), (errno.EIO, "the disk")])
