@@ -134,6 +134,33 @@ def serve_nsqd(directory: Path, *flags: str) -> Iterator[Node]:
         yield Node(tcp, listening, process, log)
 
 
+class NsqAdmin:
+    """A running nsqadmin and its API."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def get(self, path: str) -> Any:
+        answer = ask(self.address, "GET", f"/api{path}")
+        assert answer.status == 200, (path, answer)
+        row = answer.json()
+        assert row.get("message", "") == "", "nsqadmin warns when a part of an answer is missing"
+        return row
+
+    def send(self, method: str, path: str, **body: str) -> None:
+        answer = ask(self.address, method, f"/api{path}", json.dumps(body).encode())
+        assert (answer.status, answer.json()["message"]) == (200, ""), (method, path, body, answer)
+
+
+@contextlib.contextmanager
+def serve_nsqadmin(folder: Path, source: str) -> Iterator[NsqAdmin]:
+    """Run nsqadmin; ``source`` is the flag that says whom it asks."""
+    log = folder / "nsqadmin.log"
+    with running([peer("nsqadmin"), source, "-http-address=127.0.0.1:0"], log) as process:
+        yield NsqAdmin(logged_address(log, process, "HTTP"))
+        assert process.poll() is None, "nsqadmin has died: " + log.read_text()
+
+
 def logged_address(log: Path, process: subprocess.Popen[bytes], protocol: str) -> str:
     """Return the address a program of NSQ says it listens on."""
     pattern = re.compile(rf"{protocol}: listening on (\S+)")

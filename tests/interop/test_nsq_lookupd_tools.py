@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -16,7 +15,16 @@ from typing import Any
 import pytest
 
 from tests.interop.nsq_lookupd_peers import Lookupd, serve_registry
-from tests.interop.nsq_peers import Node, ask, logged_address, peer, running, serve_headrace, serve_nsqd
+from tests.interop.nsq_peers import (
+    Node,
+    NsqAdmin,
+    ask,
+    peer,
+    running,
+    serve_headrace,
+    serve_nsqadmin,
+    serve_nsqd,
+)
 from tests.support.waiting import until
 
 TOOL_SECONDS = 30
@@ -140,7 +148,8 @@ def test_headrace_and_nsqd_side_by_side(tmp_path: Path) -> None:
     flags = ("--nsq.broadcast-address", "127.0.0.1", "--registry.nsq-broadcast-address", "127.0.0.1")
     with serve_headrace(tmp_path / "headrace", *flags) as ours:
         registry = Lookupd(ours.listeners["nsqlookupd_tcp"], ours.listeners["nsqlookupd_http"], ours.process, ours.log)
-        with registered(registry, tmp_path / "nsqd") as theirs, serve_nsqadmin(registry, tmp_path) as nsqadmin:
+        source = f"-lookupd-http-address={registry.http}"
+        with registered(registry, tmp_path / "nsqd") as theirs, serve_nsqadmin(tmp_path, source) as nsqadmin:
             both = [ours, theirs]
             for made, other, topic in ((ours, theirs, "out"), (theirs, ours, "back")):
                 made.post(f"/topic/create?topic={topic}")
@@ -167,37 +176,10 @@ def test_headrace_and_nsqd_side_by_side(tmp_path: Path) -> None:
 # -- nsqadmin --
 
 
-class NsqAdmin:
-    """A running nsqadmin that asks the registry."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def get(self, path: str) -> Any:
-        answer = ask(self.address, "GET", f"/api{path}")
-        assert answer.status == 200, (path, answer)
-        row = answer.json()
-        assert row.get("message", "") == "", "nsqadmin warns when a part of an answer is missing"
-        return row
-
-    def send(self, method: str, path: str, **body: str) -> None:
-        answer = ask(self.address, method, f"/api{path}", json.dumps(body).encode())
-        assert (answer.status, answer.json()["message"]) == (200, ""), (path, answer)
-
-
 @pytest.fixture
 def nsqadmin(registry: Lookupd, tmp_path: Path) -> Iterator[NsqAdmin]:
-    with serve_nsqadmin(registry, tmp_path) as program:
+    with serve_nsqadmin(tmp_path, f"-lookupd-http-address={registry.http}") as program:
         yield program
-
-
-@contextlib.contextmanager
-def serve_nsqadmin(registry: Lookupd, folder: Path) -> Iterator[NsqAdmin]:
-    log = folder / "nsqadmin.log"
-    command = [peer("nsqadmin"), f"-lookupd-http-address={registry.http}", "-http-address=127.0.0.1:0"]
-    with running(command, log) as process:
-        yield NsqAdmin(logged_address(log, process, "HTTP"))
-        assert process.poll() is None, "nsqadmin has died: " + log.read_text()
 
 
 def test_nsqadmin_pages(registry: Lookupd, nodes: Nodes, nsqadmin: NsqAdmin) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import subprocess
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.nsq_peers import Node, ask, logged_address, peer, running, serve_headrace, serve_nsqd
+from tests.interop.nsq_peers import Node, NsqAdmin, peer, running, serve_headrace, serve_nsqadmin, serve_nsqd
 from tests.support.waiting import until
 
 TOOL_SECONDS = 30
@@ -123,37 +122,11 @@ def test_nsq_stat_names_a_missing_channel(headrace: Node) -> None:
     assert b"failed to find channel(c)" in done.stderr
 
 
-class NsqAdmin:
-    """A running nsqadmin and its API."""
-
-    def __init__(self, address: str, node: str) -> None:
-        self.address = address
-        self.node = node
-
-    def get(self, path: str) -> Any:
-        answer = ask(self.address, "GET", f"/api{path}")
-        assert answer.status == 200, (path, answer)
-        row = answer.json()
-        assert row.get("message", "") == "", "nsqadmin warns when a part of an answer is missing"
-        return row
-
-    def act(self, path: str, action: str) -> None:
-        answer = ask(self.address, "POST", f"/api{path}", json.dumps({"action": action}).encode())
-        assert (answer.status, answer.json()["message"]) == (200, ""), (path, action, answer)
-
-    def delete(self, path: str) -> None:
-        answer = ask(self.address, "DELETE", f"/api{path}")
-        assert (answer.status, answer.json()["message"]) == (200, ""), (path, answer)
-
-
 @pytest.fixture
 def nsqadmin(headrace: Node, tmp_path: Path) -> Iterator[NsqAdmin]:
     """nsqadmin in direct mode: no registry, one fixed node."""
-    log = tmp_path / "nsqadmin.log"
-    command = [peer("nsqadmin"), f"-nsqd-http-address={headrace.http}", "-http-address=127.0.0.1:0"]
-    with running(command, log) as process:
-        yield NsqAdmin(logged_address(log, process, "HTTP"), headrace.http)
-        assert process.poll() is None, "nsqadmin has died: " + log.read_text()
+    with serve_nsqadmin(tmp_path, f"-nsqd-http-address={headrace.http}") as program:
+        yield program
 
 
 def test_nsqadmin_pages(headrace: Node, nsqadmin: NsqAdmin) -> None:
@@ -168,7 +141,7 @@ def test_nsqadmin_pages(headrace: Node, nsqadmin: NsqAdmin) -> None:
         assert "pages" in nsqadmin.get("/topics")["topics"]
         topic = nsqadmin.get("/topics/pages")
         assert [row["channel_name"] for row in topic["channels"]] == ["c", "d#ephemeral"]
-        assert (topic["message_count"], topic["nodes"][0]["node"]) == (7, nsqadmin.node)
+        assert (topic["message_count"], topic["nodes"][0]["node"]) == (7, headrace.http)
         channel = nsqadmin.get("/topics/pages/c")
         assert (channel["depth"], channel["in_flight_count"], channel["deferred_count"]) == (4, 2, 1)
         assert channel["client_count"] == 1
@@ -179,43 +152,43 @@ def test_nsqadmin_pages(headrace: Node, nsqadmin: NsqAdmin) -> None:
             2,
         )
         (node,) = nsqadmin.get("/nodes")["nodes"]
-        assert f"{node['broadcast_address']}:{node['http_port']}" == nsqadmin.node
+        assert f"{node['broadcast_address']}:{node['http_port']}" == headrace.http
         assert node["version"].startswith("1.3.0")
         assert not node["out_of_date"]
         assert "pages" in [row["topic"] for row in node["topics"]]
-        page = nsqadmin.get(f"/nodes/{nsqadmin.node}")
+        page = nsqadmin.get(f"/nodes/{headrace.http}")
         assert page["total_clients"] == 1
         assert page["total_messages"] >= 7
         assert "pages" in [row["topic_name"] for row in page["topics"]]
         stats = nsqadmin.get("/counter")["stats"]
-        assert stats[f"pages:c:{nsqadmin.node}"]["message_count"] == 7
+        assert stats[f"pages:c:{headrace.http}"]["message_count"] == 7
 
 
 def test_nsqadmin_actions(headrace: Node, nsqadmin: NsqAdmin) -> None:
     """nsq.md 5.1: pause, unpause, empty and delete of channel and topic."""
     headrace.post("/topic/create?topic=acts")
     headrace.post("/channel/create?topic=acts&channel=c")
-    nsqadmin.act("/topics/acts/c", "pause")
+    nsqadmin.send("POST", "/topics/acts/c", action="pause")
     assert headrace.channel("acts", "c")["paused"]
     assert nsqadmin.get("/topics/acts/c")["paused"]
-    nsqadmin.act("/topics/acts/c", "unpause")
+    nsqadmin.send("POST", "/topics/acts/c", action="unpause")
     assert not headrace.channel("acts", "c")["paused"]
     publish(headrace, "acts", *"abc")
     until(lambda: headrace.channel("acts", "c")["depth"] == 3)
-    nsqadmin.act("/topics/acts/c", "empty")
+    nsqadmin.send("POST", "/topics/acts/c", action="empty")
     assert headrace.channel("acts", "c")["depth"] == 0
-    nsqadmin.act("/topics/acts", "pause")
+    nsqadmin.send("POST", "/topics/acts", action="pause")
     publish(headrace, "acts", *"de")
     until(lambda: headrace.topic("acts")["depth"] == 2)
     assert headrace.topic("acts")["paused"]
-    nsqadmin.act("/topics/acts", "empty")
+    nsqadmin.send("POST", "/topics/acts", action="empty")
     assert headrace.topic("acts")["depth"] == 0
-    nsqadmin.act("/topics/acts", "unpause")
+    nsqadmin.send("POST", "/topics/acts", action="unpause")
     assert not headrace.topic("acts")["paused"]
     assert headrace.channel("acts", "c")["depth"] == 0
-    nsqadmin.delete("/topics/acts/c")
+    nsqadmin.send("DELETE", "/topics/acts/c")
     assert headrace.topic("acts")["channels"] == []
-    nsqadmin.delete("/topics/acts")
+    nsqadmin.send("DELETE", "/topics/acts")
     assert headrace.topic("acts") == {}
     assert "acts" not in nsqadmin.get("/topics")["topics"]
 
