@@ -71,6 +71,10 @@ class HttpLimits:
     body_bytes: int = 64 << 20
     """Bytes of request bodies in memory over all connections."""
 
+    unread_bytes: int = 256 << 20
+    """Bytes of answers that peers have not read, over all connections; above it the one with most is closed, unless no
+    other has any."""
+
     @classmethod
     def within_open_files(cls) -> HttpLimits:
         """Return the bounds of a server's listener: where open files are few, its peers get a share of them only."""

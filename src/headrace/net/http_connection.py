@@ -29,7 +29,8 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote
 
 import h11
@@ -210,6 +211,7 @@ class BoundedConnection(H11Protocol):
     Attributes:
         attached: The shortcut's own, kept for the connection; its ``end()`` is called when the connection is lost.
         deadline_s: On the loop's clock; 0: there is none.
+        unread_bytes: Of an answer, when its peer fell behind; until it has caught up all of them are in memory.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -223,6 +225,7 @@ class BoundedConnection(H11Protocol):
     sweep: DeadlineSweep
     attached: Any = None
     deadline_s = 0.0
+    unread_bytes = 0
     _linger: asyncio.TimerHandle | None = None
     _taken = False  # the shortcut owes an answer
     _held = b""  # the beginning of a request that may be the shortcut's
@@ -461,15 +464,40 @@ class BoundedConnection(H11Protocol):
                 self._arm(self.limits.body_seconds if body_left else self.limits.idle_seconds)
 
     def pause_writing(self) -> None:
-        """Watch a peer that does not read its answer as fast as it comes."""
+        """Watch a peer that does not read its answer as fast as it comes; all such peers together may have too much."""
         self._begin_general()
         super().pause_writing()
         self._watch_stall(unacknowledged_bytes(self.transport))
+        self.unread_bytes = self.transport.get_write_buffer_size()
+        self._cut_unread()
 
     def resume_writing(self) -> None:
         """Go on: the peer has read."""
         super().resume_writing()
+        self.unread_bytes = 0
         self._end_stall()
+
+    def _cut_unread(self) -> None:
+        """Cut the connections with most unread, while those of the listener have too much together."""
+        connections = cast("set[BoundedConnection]", self.connections)
+        unread = sorted(
+            (each for each in connections if each.unread_bytes), key=attrgetter("unread_bytes"), reverse=True
+        )
+        left = sum(each.unread_bytes for each in unread)
+        for each in unread[:-1]:
+            if left <= self.limits.unread_bytes:
+                break
+            left -= each.unread_bytes
+            each.cut_unread()
+
+    def cut_unread(self) -> None:
+        """Close: of all peers that do not read this one has most."""
+        self.counters.refusals["unread"] += 1
+        self.refusal_log.note_unread(
+            format_address(self.client or ()), self.unread_bytes, f"none ({self.listener})", self.limits.unread_bytes
+        )
+        self.unread_bytes = 0
+        self.transport.abort()
 
     def _watch_stall(self, unread_bytes: int) -> None:
         self._end_stall()

@@ -486,6 +486,35 @@ def test_answers_that_nobody_reads_are_cut() -> None:
     assert serve(scenario, body_seconds=0.05).counters.refusals == {"slow_reader": 1}
 
 
+def test_unread_answers_of_all_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """A thousand that ask for a long report and read nothing held a thousand of them; one alone may have it."""
+    sizes = (30_000_000, 20_000_000, 60_000_000)
+
+    async def ask(listener: HttpListener, size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*listener.address, limit=1024)
+        writer.write(b"GET /?%d HTTP/1.1\r\nHost: x\r\n\r\n" % size)
+        await reader.readuntil(b"\r\n\r\n")
+        return reader, writer
+
+    async def scenario(listener: HttpListener, app: Echo) -> None:
+        alone = await ask(listener, sizes[2])
+        assert len(await alone[0].readexactly(sizes[2])) == sizes[2]
+        one = await ask(listener, sizes[0])
+        other = await ask(listener, sizes[1])
+        assert listener.counters.refusals == {}
+        third = await ask(listener, sizes[0])
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await one[0].readexactly(sizes[0])
+        for (reader, _), size in ((other, sizes[1]), (third, sizes[0])):
+            assert len(await reader.readexactly(size)) == size
+        for _, writer in (alone, one, other, third):
+            writer.close()
+
+    listener = serve(scenario, loop_factory=uvloop.new_event_loop, unread_bytes=50_000_000 + 20_000)
+    assert listener.counters.refusals == {"unread": 1}
+    assert "clients do not read what is sent" in caplog.text
+
+
 def test_slow_readers_that_do_read_are_served() -> None:
     """A large answer over a slow line takes longer than the limit, but never pauses for that long."""
 
