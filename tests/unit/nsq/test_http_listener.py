@@ -486,33 +486,55 @@ def test_answers_that_nobody_reads_are_cut() -> None:
     assert serve(scenario, body_seconds=0.05).counters.refusals == {"slow_reader": 1}
 
 
-def test_unread_answers_of_all_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """A thousand that ask for a long report and read nothing held a thousand of them; one alone may have it."""
-    sizes = (30_000_000, 20_000_000, 60_000_000)
+@pytest.mark.parametrize("sizes", [(30, 15, 25), (15, 20, 60)], ids=["first", "last"])
+def test_unread_answers_of_all_are_bounded(sizes: tuple[int, ...], caplog: pytest.LogCaptureFixture) -> None:
+    """A thousand that ask for a long report and read nothing held a thousand of them; the one with most is cut."""
+    peers: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def ask(listener: HttpListener, size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def ask(listener: HttpListener, megabytes: int) -> None:
         reader, writer = await asyncio.open_connection(*listener.address, limit=1024)
-        writer.write(b"GET /?%d HTTP/1.1\r\nHost: x\r\n\r\n" % size)
-        await reader.readuntil(b"\r\n\r\n")
-        return reader, writer
+        peers.append((reader, writer))
+        writer.write(b"GET /?%d000000 HTTP/1.1\r\nHost: x\r\n\r\n" % megabytes)
+        await until(lambda: listener.counters.requests == len(peers))
 
-    async def scenario(listener: HttpListener, app: Echo) -> None:
-        alone = await ask(listener, sizes[2])
-        assert len(await alone[0].readexactly(sizes[2])) == sizes[2]
-        one = await ask(listener, sizes[0])
-        other = await ask(listener, sizes[1])
-        assert listener.counters.refusals == {}
-        third = await ask(listener, sizes[0])
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await one[0].readexactly(sizes[0])
-        for (reader, _), size in ((other, sizes[1]), (third, sizes[0])):
-            assert len(await reader.readexactly(size)) == size
-        for _, writer in (alone, one, other, third):
-            writer.close()
+    async def read(number: int) -> bool:
+        """Return whether all of an answer comes."""
+        try:
+            await peers[number][0].readuntil(b"\r\n\r\n")
+            await peers[number][0].readexactly(sizes[number] * 1_000_000)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return False
+        return True
 
-    listener = serve(scenario, loop_factory=uvloop.new_event_loop, unread_bytes=50_000_000 + 20_000)
-    assert listener.counters.refusals == {"unread": 1}
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        for size in sizes:
+            assert listener.counters.refusals == {}
+            await ask(listener, size)
+        await until(lambda: listener.counters.refusals == {"unread": 1} and listener.open_connections == 2)
+        assert [await read(number) for number in range(3)] == [size != max(sizes) for size in sizes]
+
+    async def closing(listener: HttpListener, app: Echo) -> None:
+        try:
+            await scenario(listener, app)
+        finally:
+            for _, writer in peers:
+                writer.close()
+
+    serve(closing, loop_factory=uvloop.new_event_loop, unread_bytes=51_000_000)
     assert "clients do not read what is sent" in caplog.text
+
+
+def test_one_that_reads_slowly_alone_may_have_more() -> None:
+    """It asked for it."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address, limit=1024)
+        writer.write(b"GET /?30000000 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        assert len(await reader.readexactly(30_000_000)) == 30_000_000
+        writer.close()
+
+    assert serve(scenario, unread_bytes=1_000_000).counters.refusals == {}
 
 
 def test_slow_readers_that_do_read_are_served() -> None:
