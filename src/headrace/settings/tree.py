@@ -507,10 +507,12 @@ class RegistrySettings:
     """Bytes of all names and values of the key-value configuration; what does not fit is refused."""
 
     max_connections: int = option(0, least=1, most=10_000_000, special=(0,))
-    """Connections accepted at once; 0 = a quarter of the process's limit of open files, 10,000 at most."""
+    """Connections accepted at once; 0 = a quarter of the process's limit of open files, 10,000 at most. Those of NSQ
+    producers are counted apart; for them 0 = an eighth of it."""
 
     idle_timeout_ms: int = option(2 * MINUTE_MS, least=1 * SECOND_MS, most=1 * HOUR_MS)
-    """A connection without a request for this long is closed. RocketMQ clients ask every 30 s."""
+    """A connection without a request for this long is closed. RocketMQ clients ask every 30 s. An NSQ producer has at
+    least twice ``nsq_silent_ms``."""
 
     write_high_water_bytes: int = option(4 * MIB, least=16 * KIB, most=1 * GIB)
     """Bytes that may wait for one slow connection; at the bound nothing more is read from it."""
