@@ -59,10 +59,36 @@ def test_a_default_address_that_another_has_is_a_warning(monkeypatch: pytest.Mon
         listeners = {"nsqlookupd_tcp": address, "nsq_tcp": f"127.0.0.1:{free_port()}"}
         for is_answering in (True, False):
             running = {"nsqlookupd_tcp": is_answering, "nsq_tcp": False}
-            first, second = checkup.check_listeners(listeners, running)
-            assert first.status == "warning"
-            assert first.text.endswith("; serve does without it")
-            assert second.status == "ok"
+            free, taken = checkup.check_listeners(listeners, running)
+            assert free.status == "ok"
+            assert taken.status == "warning"
+            assert taken.text.endswith("; serve does without it")
+
+
+def test_an_address_that_was_set_goes_before_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a start, which does without the other."""
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_http": address})
+    listeners = {"nsqlookupd_http": address, "admin": address}
+    found = {finding.name: finding for finding in checkup.check_listeners(listeners, dict.fromkeys(listeners, False))}
+    assert found["admin"].status == "ok"
+    assert found["nsqlookupd_http"].status == "warning"
+    assert "is taken by another listener of this process" in found["nsqlookupd_http"].text
+
+
+def test_a_broker_that_does_without_a_default_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who had the address may have gone since; the store is this broker's all the same."""
+    with running_broker(store__data_dir=tmp_path / "store", registry__nsq_tcp_address="") as running:
+        default = f"127.0.0.1:{free_port()}"
+        monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_tcp": default})
+        flags = [("--data-dir", str(tmp_path / "store")), ("--registry.nsq-tcp-address", default)]
+        flags += [
+            (f"--{checkup.LISTENERS[name].replace('_', '-')}", address)
+            for name, address in running.listeners.items()
+            if name in checkup.LISTENERS
+        ]
+        report = checkup.run_checkup(load_settings(environ={}, flags=flags).settings)
+        assert [finding.text for finding in report.findings if finding.status == "problem"] == []
 
 
 def test_a_broker_without_nsq_is_announced_to_nobody() -> None:

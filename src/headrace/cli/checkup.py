@@ -118,7 +118,7 @@ async def examine(settings: Settings) -> Report:
     add(check_clock(settings.store.data_dir, time.time()))
     add(check_files())
     add(check_disk(settings))
-    fixed = [running[name] for name, address in listeners.items() if parse_listener(address)[1]]
+    fixed = [running[name] for name, address in listeners.items() if _is_certain(name, address)]
     if fixed or not listeners:  # of ports that are all chosen at the start nobody knows whose they are
         add(check_lock(settings.store.data_dir, all_answer=bool(fixed) and all(fixed)))
     add([Finding("ok", "java", "not needed: broker and registry are this one program")])
@@ -180,13 +180,9 @@ def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -
     """Does the broker answer on each port, or is each free to be used? A port that alone answers is another's."""
     if not listeners:
         yield Finding("problem", "listeners", EVERY_LISTENER_OFF)
-    everything_answers = all(
-        running[name]
-        for name, address in listeners.items()
-        if parse_listener(address)[1] and not is_dispensable(name, address)
-    )
+    everything_answers = all(running[name] for name, address in listeners.items() if _is_certain(name, address))
     with ExitStack() as bound:  # held together: two of the settings may name one port
-        for name, address in listeners.items():
+        for name, address in sorted(listeners.items(), key=lambda item: is_dispensable(*item)):  # as at a start
             bad: Status = "warning" if is_dispensable(name, address) else "problem"
             rest = "; serve does without it" if bad == "warning" else ""
             if running[name]:
@@ -202,6 +198,11 @@ def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -
             else:
                 says = "is free" if parse_listener(address)[1] else "has its port chosen at the start"
                 yield Finding("ok", name, f"{address} {says}")
+
+
+def _is_certain(name: str, address: str) -> bool:
+    """Return whether a broker that runs surely listens there: its port is set, and no start does without it."""
+    return parse_listener(address)[1] != 0 and not is_dispensable(name, address)
 
 
 async def check_advertised(
