@@ -71,7 +71,7 @@ class LookupPeers:
         self._identity = identity
         self._names = Names()
         self._pace = LogPace(clock)
-        self._own_address = own_address
+        self._own_names = (own_address, own_address.replace("127.0.0.1:", "localhost:", 1))
         self._own: OwnProducer | None = None
         self._own_queries: ChannelQueries | None = None
         if own_table is not None:
@@ -101,9 +101,8 @@ class LookupPeers:
     def set_addresses(self, addresses: list[str]) -> None:
         """Announce to these from now on: those that are no more among them are closed, new ones told."""
         self.addresses = addresses
-        wanted = dict.fromkeys(addresses)
-        if self._own is not None:
-            wanted.pop(self._own_address, None)
+        own = self._own_names if self._own is not None else ()
+        wanted = dict.fromkeys(address for address in addresses if address not in own)
         for address in [address for address in self._peers if address not in wanted]:
             task = asyncio.create_task(self._peers.pop(address).close())
             self._closing.add(task)

@@ -135,6 +135,20 @@ def test_where_the_registry_is_full_the_broker_goes_on(rig: BrokerRig, caplog: p
     assert "registry.max_topics" in caplog.text
 
 
+def test_the_own_registry_has_two_names(rig: BrokerRig) -> None:
+    """Over a connection it would list this broker twice, and keep the names that its deletions leave behind."""
+
+    async def test() -> None:
+        peers = make_peers(rig, make_table())
+        peers.start()
+        peers.set_addresses([OWN, "localhost:4160", "localhost:4161", "127.0.0.2:4160"])
+        assert [link.address for link in peers.links] == ["localhost:4161", "127.0.0.2:4160"]
+        assert peers.addresses[1] == "localhost:4160"
+        await peers.stop()
+
+    run(test)
+
+
 @pytest.fixture(scope="module")
 def running() -> Iterator[RunningBroker]:
     with broker() as made:
