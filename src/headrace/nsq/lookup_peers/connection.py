@@ -114,7 +114,7 @@ class LookupConnection(asyncio.Protocol):
             if len(replies) > self._awaited:
                 raise ProtocolError(f"sends what nobody asked for: {shown(replies[self._awaited])}")
         except ProtocolError as error:
-            self._fail(error)
+            self.fail(error)
             return
         if replies:
             self._awaited -= len(replies)
@@ -123,9 +123,10 @@ class LookupConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the other side, or the network, ended it."""
-        self._fail(ConnectionLostError(self.address, str(exc) if exc else "closed by the nsqlookupd"))
+        self.fail(ConnectionLostError(self.address, str(exc) if exc else "closed by the nsqlookupd"))
 
-    def _fail(self, error: HeadraceError) -> None:
+    def fail(self, error: HeadraceError) -> None:
+        """Note that it is of no use any more, and close it."""
         if self._error is None:
             self._error = error
             self._transport.abort()

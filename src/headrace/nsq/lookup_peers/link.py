@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
-from headrace.errors import ClientError, HeadraceError, InternalError, ProtocolError
+from headrace.errors import ClientError, ConnectionLostError, HeadraceError, InternalError, ProtocolError
 from headrace.net.dialing import connect
 from headrace.nsq.lookup_peers.announcements import Change, announce_all, announce_changes
 from headrace.nsq.lookup_peers.codec import PING, LookupdIdentity, NsqdIdentity, encode_identify
@@ -38,6 +38,8 @@ PING_S: Final = 15.0
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 15.0
 """Between two tries to connect: nsqd tries again with its next ping."""
+MAX_CHANGES: Final = 200_000
+"""Those that wait to be said, some 250 bytes each; a nsqlookupd that leaves more waiting is told everything anew."""
 WINDOW: Final = 500
 """Commands on their way at once, some 20 KiB: about a millisecond of the loop to encode."""
 
@@ -79,6 +81,7 @@ class LookupLink:
         self._names = names
         self._pace = pace
         self._changes: dict[Change, None] | None = None  # None: nobody is to be told
+        self._connection: LookupConnection | None = None
         self._wanted = asyncio.Event()
         self._lookupd: LookupdIdentity | None = None
         self._is_news = True  # the log does not say that it is connected
@@ -90,10 +93,14 @@ class LookupLink:
 
     def note(self, change: Change) -> None:
         """Have a change said soon; cheap."""
-        if self._changes is not None:
-            self._changes.pop(change, None)  # behind what came meanwhile
-            self._changes[change] = None
-            self._wanted.set()
+        if self._changes is None:
+            return
+        self._changes.pop(change, None)  # behind what came meanwhile
+        self._changes[change] = None
+        self._wanted.set()
+        if len(self._changes) > MAX_CHANGES and self._connection is not None:
+            self._changes = None
+            self._connection.fail(ConnectionLostError(self.address, f"more than {MAX_CHANGES} changes wait for it"))
 
     async def serve(self) -> None:
         """Keep it told until cancelled."""
@@ -120,14 +127,14 @@ class LookupLink:
         )
         try:
             self._lookupd = await connection.identify(self._identify)
-            self._changes = {}
+            self._connection, self._changes = connection, {}
             self.tried.set()
             await self._say(connection, announce_all(self._broker.topics))
             self._connected()
             await self._keep_told(connection)
         finally:
             self.is_connected = False
-            self._lookupd = self._changes = None
+            self._lookupd = self._changes = self._connection = None
             connection.close()
 
     async def _keep_told(self, connection: LookupConnection) -> None:
@@ -140,7 +147,7 @@ class LookupLink:
                 ping_at = loop.time() + PING_S
                 await connection.say((PING,))
                 self._counters.pings += 1
-            changes, self._changes = self._changes, {}
+            changes, self._changes = self._changes, {}  # None goes with an error, which the next round finds
             if changes:
                 await self._say(connection, announce_changes(self._broker.topics, changes))
                 continue

@@ -117,6 +117,33 @@ def test_what_changes_while_everything_is_said_is_said_behind_it(monkeypatch: py
     run(test)
 
 
+def test_changes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One that takes less than comes is told everything anew, as what it was not told is not kept without end."""
+    monkeypatch.setattr(link, "MAX_CHANGES", 5)
+
+    async def test() -> None:
+        topics = Topics()
+        topics.put("t")
+        async with scripted() as lookupd, announcing(topics, lookupd.address) as peers:
+            await wait_until(lambda: peers.links[0].is_connected)
+
+            def reply(command: str) -> bytes:
+                if lookupd.connections == 1:
+                    for number in range(6):
+                        topics.put(f"many{number}")
+                return b"OK"
+
+            lookupd.reply = reply
+            topics.put("go")
+            await wait_until(lambda: lookupd.connections == 2 and peers.links[0].is_connected)
+            everything = ["t", "go", *(f"many{number}" for number in range(6))]
+            assert lookupd.commands == ["REGISTER t", "REGISTER go", *(f"REGISTER {name}" for name in everything)]
+            assert peers.counters.failures == {"closed": 1}
+
+    run(test)
+    assert "more than 5 changes wait" in caplog.text
+
+
 def test_many_channels_take_few_round_trips() -> None:
     """A nsqlookupd a tenth of a second away: one by one they would take hours."""
     reads = 0
