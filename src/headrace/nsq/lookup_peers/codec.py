@@ -30,7 +30,7 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
 """A name or an address, as it may stand in a request."""
 
 
-class RefusedError(ProtocolError):
+class LookupdRefusedError(ProtocolError):
     """The nsqlookupd refused a command, and closes the connection."""
 
 
@@ -109,11 +109,11 @@ def decode_identity(reply: bytes) -> LookupdIdentity:
     """Decode the reply to IDENTIFY.
 
     Raises:
-        RefusedError: it is a refusal.
+        LookupdRefusedError: it is a refusal.
         ProtocolError: it is neither.
     """
     if reply.startswith(b"E_"):
-        raise RefusedError(f"refused IDENTIFY: {shown(reply)}")
+        raise LookupdRefusedError(f"refused IDENTIFY: {shown(reply)}")
     try:
         return msgspec.json.decode(reply, type=LookupdIdentity)
     except (msgspec.DecodeError, RecursionError):
@@ -124,13 +124,13 @@ def require_ok(reply: bytes, command: bytes) -> None:
     """Accept the reply to any other command.
 
     Raises:
-        RefusedError: it is a refusal.
+        LookupdRefusedError: it is a refusal.
         ProtocolError: it is neither.
     """
     if reply == OK:
         return
     if reply.startswith(b"E_"):
-        raise RefusedError(f"refused {shown(command)}: {shown(reply)}")
+        raise LookupdRefusedError(f"refused {shown(command)}: {shown(reply)}")
     raise ProtocolError(f"answered {shown(command)} with {shown(reply)}")
 
 

@@ -17,13 +17,13 @@ from headrace.errors import (
     StoreError,
     row_of,
 )
-from headrace.nsq.lookup_peers.codec import RefusedError
+from headrace.nsq.lookup_peers.codec import LookupdRefusedError
 
 CAUSES: Final[Mapping[type[HeadraceError], str]] = {
     NotConnectedError: "connect",
     ConnectionLostError: "closed",
     RequestTimeoutError: "timeout",
-    RefusedError: "refused",
+    LookupdRefusedError: "refused",
     InternalError: "internal",
     RequestError: "core",
     StoreError: "core",

@@ -12,8 +12,8 @@ from headrace.errors import ProtocolError
 from headrace.nsq.lookup_peers.codec import (
     MAX_REPLY_BYTES,
     LookupdIdentity,
+    LookupdRefusedError,
     NsqdIdentity,
-    RefusedError,
     ReplyReader,
     decode_identity,
     encode_identify,
@@ -86,9 +86,9 @@ def test_an_identity_that_is_none(reply: bytes) -> None:
 @pytest.mark.parametrize("reply", [b"E_INVALID", b"E_BAD_BODY IDENTIFY missing fields"])
 def test_a_refusal_says_what_was_refused(reply: bytes) -> None:
     """nsq.md 4.4: exactly E_INVALID closes; so does any other."""
-    with pytest.raises(RefusedError, match=f"refused IDENTIFY: {reply.decode()}"):
+    with pytest.raises(LookupdRefusedError, match=f"refused IDENTIFY: {reply.decode()}"):
         decode_identity(reply)
-    with pytest.raises(RefusedError, match=f"refused REGISTER t: {reply.decode()}"):
+    with pytest.raises(LookupdRefusedError, match=f"refused REGISTER t: {reply.decode()}"):
         require_ok(reply, b"REGISTER t\n")
 
 
