@@ -12,6 +12,7 @@ from headrace.cli import checkup, lookup_checkup
 from headrace.cli.findings import Finding
 from headrace.cli.lookup_checkup import check_lookupds, find_lookupds, told_address
 from headrace.net.address import own_name
+from headrace.net.ports import LISTENERS
 from headrace.settings import Settings, load_settings
 from headrace.testing import broker as running_broker
 from tests.support.ports import free_port
@@ -83,9 +84,9 @@ def test_a_broker_that_does_without_a_default_is_running(tmp_path: Path, monkeyp
         monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_tcp": default})
         flags = [("--data-dir", str(tmp_path / "store")), ("--registry.nsq-tcp-address", default)]
         flags += [
-            (f"--{checkup.LISTENERS[name].replace('_', '-')}", address)
+            (f"--{LISTENERS[name].replace('_', '-')}", address)
             for name, address in running.listeners.items()
-            if name in checkup.LISTENERS
+            if name in LISTENERS
         ]
         report = checkup.run_checkup(load_settings(environ={}, flags=flags).settings)
         assert [finding.text for finding in report.findings if finding.status == "problem"] == []
