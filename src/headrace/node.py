@@ -472,6 +472,7 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
             runner.run(_serve(node, ready, began, reserve))
     finally:
         ready.remove()
+        gc.freeze()  # the process ends: else the collector walks all topics and channels once more, for nothing
     if node.store.is_replaced and node.store.failure is not None:
         raise node.store.failure
     return 0
