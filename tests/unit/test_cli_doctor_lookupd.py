@@ -14,6 +14,7 @@ from headrace.cli.lookup_checkup import check_lookupds, find_lookupds, told_addr
 from headrace.net.address import own_name
 from headrace.net.ports import LISTENERS
 from headrace.settings import Settings, load_settings
+from headrace.testing import RunningBroker
 from headrace.testing import broker as running_broker
 from tests.support.ports import free_port
 from tests.unit.nsq.lookup_peers.scripted_lookupd import run, scripted, serving
@@ -90,6 +91,24 @@ def test_a_broker_that_does_without_a_default_is_running(tmp_path: Path, monkeyp
         ]
         report = checkup.run_checkup(load_settings(environ={}, flags=flags).settings)
         assert [finding.text for finding in report.findings if finding.status == "problem"] == []
+
+
+def test_what_answers_in_the_place_of_the_own_registry_is_asked_whom_it_knows() -> None:
+    """A start does without a default that another has: then consumers of that one are told of others only."""
+
+    def look(owner: RunningBroker, tcp_address: str) -> tuple[str, str]:
+        flags = [
+            ("--nsq.tcp-address", tcp_address),
+            ("--registry.nsq-tcp-address", owner.listeners["nsqlookupd_tcp"]),
+            ("--registry.nsq-http-address", owner.listeners["nsqlookupd_http"]),
+        ]
+        return check(load_settings(environ={}, flags=flags).settings, is_running=True)[0]
+
+    with running_broker() as one, running_broker() as other:
+        status, text = look(one, one.nsq_tcp)
+        assert (status, f"sends consumers to {one.nsq_tcp}" in text) == ("ok", True)
+        status, text = look(other, one.nsq_tcp)
+        assert (status, "it is another program's" in text) == ("warning", True)
 
 
 def test_a_broker_without_nsq_is_announced_to_nobody() -> None:
@@ -206,6 +225,7 @@ def test_the_report_of_a_running_broker(tmp_path: Path) -> None:
             ("--nsq.broadcast-address", "127.0.0.1"),
             ("--nsq.lookupd-addresses", nobody),
             ("--registry.nsq-tcp-address", running.listeners["nsqlookupd_tcp"]),
+            ("--registry.nsq-http-address", running.listeners["nsqlookupd_http"]),
         ]
         report = checkup.run_checkup(load_settings(environ={}, flags=flags).settings)
     assert report.told["nsq_address"] == running.listeners["nsq_tcp"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
+from urllib.request import urlopen
 
 from headrace.cli.findings import Finding
 from headrace.errors import ClientError, ConfigError, NotConnectedError, ProtocolError
+from headrace.format import fastjson
 from headrace.net.address import format_address, is_loopback, parse_address, parse_registries, told_host
 from headrace.net.dialing import connect
 from headrace.net.names import Names
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.settings import Settings
 
 NAME: Final = "nsqlookupd"
+MAX_NODES_BYTES: Final = 64 << 20
 ANSWER_S: Final = 2.0
 
 
@@ -61,6 +65,9 @@ async def check_lookupds(settings: Settings, *, is_running: bool) -> list[Findin
     found = [
         await _check_lookupd(address, names, own=address in own) for address in lookupds if parse_address(address)[1]
     ]
+    own_http = parse_registries("", listener_addresses(settings).get("nsqlookupd_http", ""))
+    if is_running and own_http and parse_address(told)[1] and found and found[0].status == "ok":
+        found[0] = await _check_own(own[0], own_http[0], told)
     if "nsq_http" not in listener_addresses(settings) and not settings.nsq.broadcast_http_port:
         text = "nsqlookupds refuse a broker without HTTP: set nsq.http_address, or nsq.broadcast_http_port"
         found.append(Finding("problem", NAME, text))
@@ -81,6 +88,28 @@ async def _check_lookupd(address: str, names: Names, *, own: bool) -> Finding:
         text = f"{address} is no nsqlookupd, or not its TCP port (4160): {error}"
         return Finding("problem", NAME, text)
     return Finding("ok", NAME, f"{address} answers")
+
+
+async def _check_own(address: str, http_address: str, told: str) -> Finding:
+    """Is what answers where this process has its own nsqlookupd that one? A start does without a taken default."""
+    try:
+        known = await asyncio.to_thread(_read_nodes, http_address)
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        return Finding("warning", NAME, f"{address} answers, and {http_address} does not say whom it knows: {error}")
+    if told in known:
+        return Finding("ok", NAME, f"{address} answers, {http_address} sends consumers to {told}")
+    text = (
+        f"{address} answers, and {http_address} does not send consumers to {told}: it is another program's, and serve "
+        "does without its own; name it in nsq.lookupd_addresses, or set registry.nsq_tcp_address and "
+        "registry.nsq_http_address to free ports"
+    )
+    return Finding("warning", NAME, text)
+
+
+def _read_nodes(http_address: str) -> set[str]:
+    with urlopen(f"http://{http_address}/nodes", timeout=ANSWER_S) as answer:
+        rows = fastjson.loads(answer.read(MAX_NODES_BYTES))["producers"]
+    return {format_address((row["broadcast_address"], row["tcp_port"])) for row in rows}
 
 
 async def _check_told(told: str, lookupds: list[str], names: Names, *, is_running: bool) -> Finding:
