@@ -3,7 +3,6 @@
 import errno
 import os
 import resource
-import socket
 from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
@@ -18,6 +17,7 @@ from headrace.settings import AdminSettings, NsqSettings, RegistrySettings, Remo
 from headrace.settings.validate import VIP_DISTANCE
 from headrace.store.store import Store
 from headrace.testing import broker
+from tests.support.ports import free_port
 
 
 def _settings(tmp_path: Path) -> Settings:
@@ -134,8 +134,8 @@ def test_an_address_that_was_set_goes_before_a_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     """Whoever had a listener at 4161 before the registry had one there starts as before."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    upper = free_port(below=VIP_DISTANCE)
+    port = upper - VIP_DISTANCE if other == "remoting_vip" else upper
     default = f"127.0.0.1:{port}"
     monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_http": default})
     settings = replace(
@@ -143,8 +143,7 @@ def test_an_address_that_was_set_goes_before_a_default(
         registry=RegistrySettings(address="", nsq_tcp_address="", nsq_http_address=default),
     )
     if other != "admin":
-        address = f"127.0.0.1:{port + VIP_DISTANCE if other == 'remoting_vip' else port}"
-        settings = replace(settings, remoting=RemotingSettings(address=address))
+        settings = replace(settings, remoting=RemotingSettings(address=f"127.0.0.1:{upper}"))
     node = Node(settings, free_ports=False)
     try:
         node._bind_all()
