@@ -59,7 +59,7 @@ def test_everything_is_said_first_then_what_changes() -> None:
                 "UNREGISTER with b#ephemeral",
                 "UNREGISTER without",
             ]
-            assert (peers.counters.registrations, peers.counters.unregistrations) == (5, 2)
+            await wait_until(lambda: (peers.counters.registrations, peers.counters.unregistrations) == (5, 2))
             topics.drop("with")
             await wait_until(lambda: len(lookupd.commands) == 6)
             assert lookupd.commands[4:] == ["UNREGISTER with a", "UNREGISTER with"]
