@@ -254,6 +254,18 @@ def test_more_connections_than_may_be_are_refused(
     assert "connections refused at the limit" in caplog.text
 
 
+def test_one_that_was_refused_has_its_place_until_it_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else peers that are refused and stay for their last words were as many as they like."""
+    monkeypatch.setattr(lookupd_server, "MAX_CONNECTIONS", 1)
+    with broker(nsq__tcp_address="", nsq__http_address="") as running:
+        refused = Peer(running, magic=b"  V2")
+        assert refused.reply() == b"E_BAD_PROTOCOL"
+        more = Peer(running)
+        assert more.reply() == b"E_TOO_MANY_CONNECTIONS"
+        more.close()
+        refused.close()
+
+
 def test_too_many_topics_are_refused_with_the_setting_s_name() -> None:
     with broker(registry__max_topics=1, nsq__tcp_address="", nsq__http_address="") as running:
         greedy = Peer(running)

@@ -56,7 +56,6 @@ class ProducerConnection:
 
     async def serve(self) -> None:
         """Serve until the peer, an error or the server ends it."""
-        server = self._server
         try:
             await self._serve()
         except TimeoutError:
@@ -71,10 +70,10 @@ class ProducerConnection:
             logger.exception("connection failed by a bug client=%s", self.remote_address)
         finally:
             self._forget()
-            if self.cause == "refused":
-                server.keep_lingering(self._linger())
-            else:
+            if self.cause != "refused":
                 self._writer.transport.abort()
+        if self.cause == "refused":
+            await self._linger()
 
     async def _serve(self) -> None:
         server = self._server

@@ -9,9 +9,8 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.net.address import own_name, parse_address, told_host
 from headrace.net.connections import OpenConnections
@@ -125,12 +124,6 @@ class LookupdServer:
         finally:
             self._tasks.discard(task)
             self.connections.remove(number, connection.cause)
-
-    def keep_lingering(self, lingering: Coroutine[Any, Any, None]) -> None:
-        """Have a connection that was refused end by itself."""
-        task = asyncio.get_running_loop().create_task(lingering)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
         """Stop listening and close all connections."""
