@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Final
 from weakref import WeakSet
 
@@ -34,6 +35,9 @@ _BOUND: Final[WeakSet[socket.socket]] = WeakSet()
 
 MAX_ACCEPTS: Final = 64
 """Connections that one turn of the loop accepts at a port: some milliseconds of it."""
+
+_SHORT_TURN_NS: Final = 500_000
+"""Time since the last connection in which the loop came round so soon that accepting one in a turn is enough."""
 
 MIN_FILES: Final = 64
 """Open files with which a broker starts and does something useful."""
@@ -135,12 +139,20 @@ def _accepting_more(
     """Return the factory for a server on ``bound``; with each connection others that wait are accepted as well.
 
     uvloop accepts one in each turn of the loop, and turns are long while clients send much: of many that come back at
-    once some would give up before, and their dead connections would be accepted one by one, too.
+    once some would give up before, and their dead connections would be accepted one by one, too. While connections
+    come in short turns it is left alone: to look in vain, or to take up one of the others, costs more than its own way.
     """
     loop = asyncio.get_running_loop()
     under_way: set[asyncio.Task[object]] = set()
+    before_ns = 0
 
     def make() -> asyncio.BaseProtocol:
+        nonlocal before_ns
+        now_ns = monotonic_ns()
+        was_short = now_ns - before_ns < _SHORT_TURN_NS
+        before_ns = now_ns
+        if was_short:
+            return factory()
         with contextlib.suppress(OSError):  # none waits; where the system refuses one the loop's library sees to that
             for _ in range(MAX_ACCEPTS - 1):
                 accepted, _ = bound.accept()
