@@ -19,7 +19,8 @@ class Command:
         code: Request code, or response code of a response.
         flag: Bit 0: response; bit 1: one-way request.
         language: Name, as the peer gave it; of a number that we know, its name; empty when missing.
-        serialize: 0 JSON, 1 ROCKETMQ: how its header is written, and how the answer's has to be.
+        serialize: 0 JSON, 1 ROCKETMQ, 2 JSON in SmartGo's spelling: how its header is written, and how the answer's has
+            to be. The names of ``ext`` are RocketMQ's in each.
         remark: Empty when missing.
     """
 

@@ -21,8 +21,8 @@ from headrace.batch cimport PublishEntry, RecordBatch
 from headrace.format.record cimport load_u32, store_u32
 from headrace.net.stream_input cimport StreamInput
 from headrace.remoting.header cimport (
-    FLAG_ONEWAY, FLAG_RESPONSE, MAX_FIELDS, SERIALIZE_BINARY, SPAN_ABSENT, SPAN_PLAIN, Field, Header, Span, encode_frame,
-    load_number, parse_binary, parse_json, put_bytes, put_number, text_of,
+    FLAG_ONEWAY, FLAG_RESPONSE, MAX_FIELDS, SERIALIZE_BINARY, SERIALIZE_JSON, SERIALIZE_SMARTGO, SPAN_ABSENT, SPAN_PLAIN,
+    Field, Header, Span, encode_frame, is_named, load_number, parse_binary, parse_json, put_bytes, put_number, text_of,
 )
 from headrace.remoting.sending.send_intake cimport (
     SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, Limits, SendIntake, is_proof, read_part, take_send,
@@ -100,6 +100,17 @@ cdef class PullRequest:
 
 # -- headers -------------------------------------------------------------------------------------------------------------
 
+cdef bint _has_capitals() noexcept nogil:
+    """Whether all ext fields are spelled as SmartGo does, and there are some."""
+    cdef uint32_t index
+    cdef const Span* name
+    for index in range(_header.field_count):
+        name = &_header.fields[index].name
+        if not name.size or not c"A" <= name.at[0] <= c"Z" or is_proof(name):
+            return False
+    return _header.field_count > 0
+
+
 cdef int _parse_header(const char* at, uint32_t word) except -1:
     """Fill the table from the header at ``at``; ``word`` says its kind and length.
 
@@ -113,6 +124,8 @@ cdef int _parse_header(const char* at, uint32_t word) except -1:
         wrong = parse_binary(at, end, &_header)
     else:
         wrong = parse_json(at, end, &_header)
+        if is_named(&_header.language_name, b"GOLANG", 6) and _has_capitals():
+            _header.serialize = SERIALIZE_SMARTGO
     if wrong != NULL:
         raise ProtocolError(f"malformed header: {(<bytes>wrong).decode()}")
     return 0
@@ -171,8 +184,12 @@ cdef Command _fill_command(Command command, const char* body, Py_ssize_t body_by
     """Fill a blank command from the table."""
     cdef dict ext = command.ext
     cdef uint32_t index
+    cdef str name
     for index in range(_header.field_count):
-        ext[text_of(&_header.fields[index].name)] = text_of(&_header.fields[index].value)
+        name = text_of(&_header.fields[index].name)
+        if _header.serialize == SERIALIZE_SMARTGO:
+            name = name[:1].lower() + name[1:]
+        ext[name] = text_of(&_header.fields[index].value)
     command.code = _header.code
     command.language = _language()
     command.version = _header.version
@@ -596,7 +613,7 @@ cdef bytes encode_pull_head(PullRequest pull, int code, str remark, int64_t next
         plain = remark.encode()
         if len(_plain_remarks) < MAX_REMARKS:
             _plain_remarks[remark] = plain
-    if pull.serialize != SERIALIZE_BINARY and plain is not None:
+    if pull.serialize == SERIALIZE_JSON and plain is not None:
         return _pull_head(pull, code, plain, next_offset, min_offset, max_offset)
     return encode_frame(pull.serialize, code, FLAG_RESPONSE, pull.opaque, remark, {
         "maxOffset": str(max_offset),

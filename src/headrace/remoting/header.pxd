@@ -82,6 +82,7 @@ cdef extern from *:
 cdef enum:
     SERIALIZE_JSON = 0
     SERIALIZE_BINARY = 1
+    SERIALIZE_SMARTGO = 2       # JSON in SmartGo's spelling; JSON on the wire
     FLAG_RESPONSE = 1
     FLAG_ONEWAY = 2
     MAX_FIELDS = 1024           # ext fields of one header

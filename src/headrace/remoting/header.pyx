@@ -5,6 +5,10 @@ a str. What is looked at later is decoded later (``text_of``, ``load_number``, `
 order of keys, spaces, unknown keys, whatever is no text where text is usual (its spelling is its text), and nothing
 that JSON itself forbids, but for what stands within such objects and arrays.
 
+SmartGo. Its clients, which say that their language is GOLANG, begin the names of ext fields with capitals, as the fields of
+its structs do, and stop reading at a name that they do not know. Such a header is read as any other; who makes text of its names
+spells them as RocketMQ does, and what answers it is spelled its way.
+
 Writing. Here is the writer for any frame; the two kinds of response that come by the million have their own
 (``send_intake``, ``codec``). Every value in extFields is text, keys stand in alphabetical order, what is None is left out.
 
@@ -29,6 +33,7 @@ cdef enum:
     OUR_VERSION = 409
     MAX_NAME_BYTES = 32767     # of an ext field, which the binary header counts in an i16
 
+_UNKNOWN_TO_SMARTGO = ("MSG_REGION", "TRACE_ON")
 _FRAME_HEAD = struct.Struct(">II")
 _NAME_SIZE = struct.Struct(">h")
 _SIZE = struct.Struct(">i")
@@ -485,10 +490,12 @@ cdef bytes _binary_header(int code, int flag, int32_t opaque, str remark, object
     ))
 
 
-cdef bytes _json_header(int code, int flag, int32_t opaque, str remark, object ext):
+cdef bytes _json_header(int code, int flag, int32_t opaque, str remark, object ext, bint is_smartgo):
     cdef list parts = [f'{{"code":{code}']
     cdef str comma = ',"extFields":{'
     if ext is not None:
+        if is_smartgo:
+            ext = {key[:1].upper() + key[1:]: value for key, value in ext.items() if key not in _UNKNOWN_TO_SMARTGO}
         for key in sorted(ext):
             if ext[key] is not None:
                 parts += (comma, encode_basestring(key), ":", encode_basestring(_value_text(ext[key])))
@@ -508,8 +515,8 @@ cdef bytes encode_frame(int serialize, int code, int flag, int32_t opaque, str r
     if serialize == SERIALIZE_BINARY:
         header = _binary_header(code, flag, opaque, remark, ext)
     else:
+        header = _json_header(code, flag, opaque, remark, ext, serialize == SERIALIZE_SMARTGO)
         serialize = SERIALIZE_JSON
-        header = _json_header(code, flag, opaque, remark, ext)
     if len(header) > 0xFFFFFF:
         raise ValueError(f"a header of {len(header)} bytes does not fit into a frame")
     if body is None:

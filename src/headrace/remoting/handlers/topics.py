@@ -76,6 +76,8 @@ def _read_config(ext: dict[str, str], most: int) -> TopicConfig:
     if perm & ~_PERM_BITS:
         raise RequestRefusedError(f"<perm> = {perm} is not accepted: 4 read + 2 write + 1 inherit")
     filter_type = ext.get("topicFilterType", FILTER_TYPES[0])
+    if filter_type in ("0", "1"):  # as SmartGo says it
+        filter_type = FILTER_TYPES[int(filter_type)]
     if filter_type not in FILTER_TYPES:
         raise RequestRefusedError(
             f"<topicFilterType> = {filter_type[:40]!r} is not accepted: {' or '.join(FILTER_TYPES)}"

@@ -31,7 +31,7 @@ from headrace.format.record cimport (
 )
 from headrace.format.separators cimport find_end, find_separator
 from headrace.remoting.header cimport (
-    FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SPAN_ESCAPED, SPAN_PLAIN, Field, Header, Span, copy_plain,
+    FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SERIALIZE_SMARTGO, SPAN_ESCAPED, SPAN_PLAIN, Field, Header, Span, copy_plain,
     encode_frame, is_named, load_number, put_bytes, put_number, unescape,
 )
 
@@ -370,6 +370,8 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
     cdef Py_ssize_t entry, first = intake.batch.count
     cdef bint is_batch = header.code == SEND_BATCH_MESSAGE
     if header.flag & FLAG_RESPONSE or not 0 < body_bytes <= limits.max_message_bytes:
+        return 0
+    if header.serialize == SERIALIZE_SMARTGO:
         return 0
     for index in range(header.field_count):
         field = &header.fields[index]
