@@ -112,9 +112,10 @@ class Checkpoints:
         """Go on with a checkpoint that is being prepared, or begin one that is due."""
         if self._to_write:
             self._write_some()
-        appended = self._log.durable_offset - self.offset
+        durable = self._log.durable_offset
+        appended = durable - max(self.offset, self._target)  # since the last one began, which may have failed
         due = self._clock.monotonic_ms() - self._began_ms >= self._settings.checkpoint_interval_ms
-        if appended >= self._settings.checkpoint_bytes or (due and appended > 0):
+        if durable > self.offset and (due or appended >= self._settings.checkpoint_bytes):
             self.start()
         self._make_some()
 
@@ -174,7 +175,6 @@ class Checkpoints:
         if self._counters.view_write_errors == self._errors_before:
             self._queue_trouble.end()
         touched = [queue for queue in self._queues.values() if queue.dirty_files]
-        self.offset = target
         self.job = self._executor.submit(self._sync, touched, target, entries)
         self.job.add_done_callback(self._note_end)
 

@@ -232,6 +232,34 @@ def test_a_checkpoint_that_finds_no_room_is_named_once(
         assert bench.store.directory.checkpoint.exists()
 
 
+def test_a_checkpoint_that_failed_is_tried_again_without_new_messages(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a broker that falls silent on a full disk has an old one until it stops, whatever room there is since."""
+    bench = make_bench(checkpoint_interval_ms=10_000, checkpoint_bytes=1)
+    tries: list[Path] = []
+
+    def fail(path: Path, *_: object) -> None:
+        tries.append(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def tick_after(wait_ms: int) -> None:
+        bench.clock.advance_ms(wait_ms)
+        bench.store.tick()
+        bench.settle()
+
+    bench.append("t", b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.store.checkpoint.write_side_file", fail)
+        for wait_ms, tried in ((0, 1), (9_999, 1), (1, 2), (100, 2)):
+            tick_after(wait_ms)
+            assert len(tries) == tried
+        assert bench.store.checkpoints.offset == 0
+    tick_after(9_900)
+    assert read_side_file(bench.store.directory.checkpoint, "checkpoint", "")["queue_entries"] == 1
+    assert bench.store.checkpoints.offset == bench.store.durable_offset
+
+
 def _checkpoint_ends(bench: StoreBench) -> int:
     return bench.store.counters.checkpoints + bench.store.counters.view_write_errors
 
