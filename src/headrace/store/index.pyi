@@ -34,7 +34,7 @@ class KeyIndex:
             keys_ahead: So many keys of the records from there on are in too.
         """
     def skip_to(self, physical_offset: int) -> None:
-        """Pass over a range of the log that holds no records."""
+        """Pass over a range of the log whose records are lost; what is in of those behind it is not known then."""
     def go_live(self, end_offset: int) -> bool:
         """Let appends put in their keys themselves, if everything below the log's end is indexed."""
     def stop_live(self) -> None: ...
@@ -44,7 +44,8 @@ class KeyIndex:
         For a thread, while the index is not live.
 
         Args:
-            until: Physical offset at which a record begins, or the segment's or the log's end.
+            until: Physical offset at which a record begins, or the segment's or the log's end. A blank record reaches
+                up to there.
 
         Returns:
             1, or what ``format.record.check`` says of the bytes at ``indexed_offset``, which are no record.

@@ -12,7 +12,7 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from headrace.batch cimport PublishBatch, PublishEntry, RecordView
 from headrace.format.record cimport (
-    SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION, check_record, hash_tag, load_u32, read_view, topic_of,
+    RECORD_BLANK, SYS_FLAG_ROLLBACK, SYS_FLAG_TRANSACTION, check_record, hash_tag, load_u32, read_view, topic_of,
 )
 from headrace.format.separators cimport find_end
 from headrace.store.consume_queue cimport ConsumeQueue
@@ -293,5 +293,5 @@ cdef class KeyIndex:
             raise MemoryError("cannot hold the keys of a part of the log")
         if self.walked.count:
             self._insert(&self.walked)
-        self.indexed_offset = offset
-        return min(found, 1)
+        self.indexed_offset = until if found == RECORD_BLANK else offset
+        return 1 if found == RECORD_BLANK else min(found, 1)

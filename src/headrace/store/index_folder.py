@@ -23,7 +23,6 @@ from typing import Final
 
 from headrace.clock import Clock
 from headrace.format.epochs import Epochs
-from headrace.format.record import BLANK
 from headrace.format.side_file import naming
 from headrace.format.side_shapes import IndexNote
 from headrace.lock_file import require_in_place
@@ -252,12 +251,9 @@ class IndexFolder:
             return
         segment_end = segment.first_offset + log.segment_bytes
         found = self.keys.index_some(segment, min(end, segment_end))
-        offset = self.keys.indexed_offset
-        if found == BLANK:
-            self.keys.skip_to(min(end, segment_end))
-        elif found <= 0:
+        if found <= 0:
             # A hole: recovery named it, here it is only stepped over.
-            position = segment.find_record(offset - segment.first_offset + 1)
+            position = segment.find_record(self.keys.indexed_offset - segment.first_offset + 1)
             self.keys.skip_to(min(end, segment_end if position < 0 else segment.first_offset + position))
 
     def _note_progress(self) -> None:

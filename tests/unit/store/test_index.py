@@ -21,7 +21,7 @@ from headrace.store.index_file import file_bytes
 from headrace.store.index_note import name_of_time
 from tests.support.index_reference import ReferenceIndex, index_hash, java_hash
 from tests.support.indexes import SMALL, find, index_files, note_index, properties, put, require_whole
-from tests.support.stores import MakeBench, StoreBench
+from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench
 
 UNIQUE = "0A0000051B5900000000000000010000"
 
@@ -310,6 +310,28 @@ def test_a_full_disk_leaves_the_index_behind(small: StoreBench, monkeypatch: pyt
     small.store.index.wait_live()
     found = find(small, "T", "all")
     assert (found.is_complete, found.offsets) == (True, offsets[::-1])
+
+
+def test_keys_that_are_in_already_are_counted_across_segments(small: StoreBench) -> None:
+    """Where a batch needs another file that cannot be made, some of its keys are in; they may be of two segments."""
+    index = small.store.index
+    provide = index.keys.provide_file
+    refusals: list[int] = []
+
+    def refuse_the_second(first_ms: int) -> Any:
+        if index.keys.active is not None:
+            refusals.append(index.keys.active.count)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return provide(first_ms)
+
+    small.append("T", bytes(SEGMENT_BYTES - 2000))
+    index.keys.provide_file = refuse_the_second
+    placed = small.append("T", *(b"body" for _ in range(60)), properties=properties("all"))
+    assert placed[0][2] < SEGMENT_BYTES < placed[30][2]
+    assert refusals == [40]
+    index.keys.provide_file = provide
+    require_whole(small)
+    assert find(small, "T", "all").offsets == [physical_offset for _, _, physical_offset, _ in placed[::-1]]
 
 
 def test_a_slow_disk_leaves_the_index_behind(small: StoreBench) -> None:
