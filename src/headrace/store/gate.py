@@ -47,11 +47,14 @@ class Gate:
             _call(self._waiting.popleft()[1], None)
 
     def fail(self, failure: StoreError) -> None:
-        """Tell everybody who waits, and whoever comes to wait, that the log will not become durable any more."""
+        """Tell everybody who waits, and whoever comes to wait, that the log will not become durable any more.
+
+        Not those that ``open_to`` was about to let through when one of its calls ended here.
+        """
         self._failure = failure
         waiting, self._waiting = self._waiting, deque()
-        for _, opened in waiting:
-            _call(opened, failure)
+        for offset, opened in waiting:
+            _call(opened, None if offset <= self.open_offset else failure)
 
 
 def _call(opened: Opened, failure: StoreError | None) -> None:

@@ -109,6 +109,18 @@ def test_gate_tells_everybody_though_one_of_them_fails(caplog: pytest.LogCapture
     assert "a bug" in caplog.text
 
 
+def test_what_is_durable_is_let_through_though_a_reply_finds_the_store_failed() -> None:
+    """Who is answered may append again at once, and that may be what stops the store."""
+    gate = Gate()
+    told: list[object] = []
+    failure = FlushError("x", errno.EIO)
+    gate.wait(10, lambda _: gate.fail(failure))
+    for offset in (10, 20, 30):
+        gate.wait(offset, told.append)
+    gate.open_to(20)
+    assert told == [None, None, failure]
+
+
 @pytest.mark.parametrize(("queues", "call"), [(1, "os.fdatasync"), (SYNC_AS_A_WHOLE, SYNC_FILE_SYSTEM)])
 def test_no_checkpoint_after_a_view_could_not_be_synced(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch, queues: int, call: str
