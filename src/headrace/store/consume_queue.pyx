@@ -645,9 +645,11 @@ cdef class ConsumeQueue(QueueBase):
     def _overwrite(self, int64_t queue_offset, bytes entry):
         cdef int64_t first_byte = queue_offset * ENTRY_BYTES
         cdef int64_t file_start = first_byte // self.files.file_bytes * self.files.file_bytes
-        with naming(self._path_of(file_start)):
-            os.pwrite(self.files.descriptor(self.directory, file_start, True), entry, first_byte - file_start)
+        fd = self.files.descriptor(self.directory, file_start, True)
         self.dirty_files.add(file_start)
+        with naming(self._path_of(file_start)):
+            if os.pwrite(fd, entry, first_byte - file_start) != ENTRY_BYTES:    # it reaches into another page
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _begin_in_file_of(self, int64_t queue_offset):
         """Let a queue without entries and files begin with the file of ``queue_offset``, as RocketMQ does.

@@ -1201,3 +1201,27 @@ def test_what_a_start_cannot_write_is_named(
     assert part in str(raised.value.filename)
     bench.open()
     assert bench.messages("t") == {0: b"a", 1: b"b"}
+
+
+def test_an_entry_that_the_disk_takes_in_part_is_not_mended(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an entry reaches into a page that is not on the disk, a full disk takes the part before it."""
+    bench.append("t", b"a")
+    bench.append("t", b"b")
+    bench.store.checkpoints.write_all(bench.store.log.end_offset, clean=False)
+    bench.store.abandon()
+    (entries,) = bench.store.directory.consume_queues.glob("t/0/*")
+    with entries.open("r+b") as file:
+        file.write(bytes(8) + b"\0\0\0\7")
+    pwrite = os.pwrite
+
+    def take_a_part(fd: int, data: bytes, at: int) -> int:
+        is_entry = Path(f"/proc/self/fd/{fd}").readlink() == entries
+        return pwrite(fd, data[:10] if is_entry else data, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", take_a_part)
+        with pytest.raises(OSError, match="No space left on device") as raised:
+            bench.open()
+    assert raised.value.filename == str(entries)
+    bench.open()
+    assert bench.messages("t") == {0: b"a", 1: b"b"}
