@@ -534,6 +534,7 @@ class Store:
         """End the store's threads; what they were given is done, but for reads that nobody waits for any more."""
         if hasattr(self, "_cold_reads"):  # else it was not opened so far
             self._cold_reads.close()
+            self.log.segments.on_retired = lambda segment: None  # the index may map some until it is closed
         self._executor.shutdown(wait=True)
 
     def _name_damage(self, physical_offset: int, reason: str) -> None:
@@ -593,7 +594,6 @@ class Store:
         finally:
             self._closed = True
             self.gate.fail(StoreClosedError("the store is closed"))
-            self.log.segments.on_retired = lambda segment: None  # the index may map some until it is closed
             self._shut_executors()
             if self.failure is None:
                 self.index.close()
