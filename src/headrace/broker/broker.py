@@ -191,6 +191,10 @@ class Broker:
         """Return whether what a producer stored is gone with a former topic of that name (``TopicTable``)."""
         return self._table.is_former(topic, queue_id, offset)
 
+    def due_of_present(self, topic: str, due_ms: int) -> int:
+        """Return when what waits for a topic is due, never before the topic was made (``TopicTable``)."""
+        return self._table.due_of_present(topic, due_ms)
+
     def is_whole(self, queue: QueueBase) -> bool:
         """Return whether a queue has everything published to it since its topic was made, or made again."""
         return self._table.is_whole(queue)

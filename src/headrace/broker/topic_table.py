@@ -82,9 +82,21 @@ class TopicTable:
         if entry is None:
             return False
         if offset < 0:
-            raw = self._core.store.log.read(entry.key) if entry.key >= 0 else None
-            return raw is not None and -offset <= record.decode(raw)["store_timestamp_ms"]
+            return -offset <= self._made_ms(entry)
         return queue_id < len(entry.start) and offset < entry.start[queue_id]
+
+    def due_of_present(self, topic: str, due_ms: int) -> int:
+        """Return a time at which what waits for the present topic of a name is due, as ``is_former`` is to take it.
+
+        It may be due before its topic was made, by a clock that was set back since.
+        """
+        entry = self._core.control.catalog.topics.get(topic)
+        return due_ms if entry is None else max(due_ms, self._made_ms(entry) + 1)
+
+    def _made_ms(self, entry: TopicEntry) -> int:
+        """Return when a topic was made, -1 where that is not known."""
+        raw = self._core.store.log.read(entry.key) if entry.key >= 0 else None
+        return -1 if raw is None else int(record.decode(raw)["store_timestamp_ms"])
 
     def is_whole(self, queue: QueueBase) -> bool:
         """Return whether a queue has everything that was ever published to it since its topic was made, or made again.

@@ -213,6 +213,28 @@ def test_delayed_rows_that_come_to_a_topic_made_again_count(rig: ExactlyOnceRig,
     assert rig.bodies() == [b"a"]
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("semantics", ["sequence", "key"])
+def test_delayed_rows_count_though_the_clock_was_set_back_since_their_topic_was_made(
+    rig: ExactlyOnceRig, semantics: str, is_killed: bool
+) -> None:
+    """Due before the topic was made, they were taken for a former one's: stored again, and with keys not answered."""
+    rig.broker.create_topic(TOPIC, TopicConfig(1, 1))
+    rig.clock.step_ms(-60_000)
+    assert ext_of(rig.send(semantics, rows("a", DELAY="1"))) == answer(1, 0, -1)
+    if is_killed:
+        rig.store.flush()
+        rig.crash()
+    assert ext_of(rig.send(semantics, rows("a", DELAY="1"))) == answer(0, 1, -1)
+    assert ext_of(rig.send(semantics, rows("b", DELAY="1"), seq=1)) == answer(1, 0, -1)
+    rig.pass_time(3_000)
+    assert rig.bodies() == [b"a", b"b"]
+    rig.broker.delete_topic(TOPIC)
+    rig.clock.advance_ms(120_000)
+    rig.broker.create_topic(TOPIC, TopicConfig(1, 1))
+    assert ext_of(rig.send(semantics, rows("a")))["stored"] == 1, "it is gone with its topic"
+
+
 @pytest.mark.parametrize("ending", ["none", "kill", "restart"])
 @pytest.mark.parametrize("semantics", ["sequence", "key"])
 def test_rows_before_delayed_ones_are_gone_with_their_topic(rig: ExactlyOnceRig, semantics: str, ending: str) -> None:

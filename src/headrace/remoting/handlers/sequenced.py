@@ -424,7 +424,7 @@ def _append_singly(peer: Peer, messages: list[Row], change: dict[str, Any], tail
             offset = change["offset"]
         waiting.append((message, level, due_ms))
     if offset < 0:
-        change["offset"] = -min(due_ms for _, _, due_ms in waiting)
+        change["offset"] = -services.broker.due_of_present(change["topic"], min(due_ms for _, _, due_ms in waiting))
     outbox = Outbox(services.broker)
     outbox.add_record(log.queue, log.encode(change, tail), command_entries=len(messages) + 1)
     for message, level, due_ms in waiting:
