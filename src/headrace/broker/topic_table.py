@@ -79,8 +79,9 @@ class TopicTable:
                 what comes due while there is no topic is dropped, what comes later goes to the one that is made again.
         """
         entry = self._core.control.catalog.topics.get(topic)
-        if entry is None:
-            return False
+        present = self.topics.get(topic)
+        if entry is None or (present is not None and present.is_system):
+            return False  # no system topic has a former one: it was there before its record
         if offset < 0:
             return -offset <= self._made_ms(entry)
         return queue_id < len(entry.start) and offset < entry.start[queue_id]

@@ -235,6 +235,17 @@ def test_delayed_rows_count_though_the_clock_was_set_back_since_their_topic_was_
     assert ext_of(rig.send(semantics, rows("a")))["stored"] == 1, "it is gone with its topic"
 
 
+@pytest.mark.parametrize("semantics", ["sequence", "key"])
+def test_a_system_topic_that_is_written_down_has_no_former_one(rig: ExactlyOnceRig, semantics: str) -> None:
+    """Its record comes with its first channel: what was due before that had counted for a former topic's."""
+    topic = rig.broker.topics["BenchmarkTest"]
+    assert ext_of(rig.send(semantics, rows("a", DELAY="1"), topic=topic.name)) == answer(1, 0, -1)
+    rig.pass_time(3_000)
+    rig.broker.ensure_channel(topic, "ch")
+    assert ext_of(rig.send(semantics, rows("a", DELAY="1"), topic=topic.name)) == answer(0, 1, -1)
+    assert rig.bodies(topic=topic.name) == [b"a"]
+
+
 @pytest.mark.parametrize("ending", ["none", "kill", "restart"])
 @pytest.mark.parametrize("semantics", ["sequence", "key"])
 def test_rows_before_delayed_ones_are_gone_with_their_topic(rig: ExactlyOnceRig, semantics: str, ending: str) -> None:
