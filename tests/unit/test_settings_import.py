@@ -127,6 +127,15 @@ def test_nsqlookupd_s_file_becomes_settings_of_the_registry(tmp_path: Path) -> N
         assert tomllib.loads(import_file(tmp_path / name).toml)[section][field] == "0.0.0.0:4160"
 
 
+@pytest.mark.parametrize("words", ["nsqlookupd", "exec /usr/bin/nsqlookupd", "#!/bin/sh\nexec nsqlookupd"])
+def test_a_start_script_says_whose_it_is(tmp_path: Path, words: str) -> None:
+    """nsq.md 8.2: all of these flags are nsqd's too, and the file is called after neither."""
+    _, settings = imported(tmp_path, f"{words} --tcp-address=0.0.0.0:5160 \\\n  -http-address 0.0.0.0:5161\n")
+    assert settings.registry.nsq_tcp_address == "0.0.0.0:5160"
+    assert settings.registry.nsq_http_address == "0.0.0.0:5161"
+    assert settings.nsq == Settings().nsq
+
+
 def test_what_headrace_always_has_is_not_missed(tmp_path: Path) -> None:
     """Who had the trace topic or the index was told that they are not imported."""
     result, _ = imported(tmp_path, "brokerName=a\nmessageIndexEnable=true\ntraceOn=true\ntraceTopicEnable=true\n")

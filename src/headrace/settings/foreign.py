@@ -24,6 +24,8 @@ from headrace.settings.validate import show, show_briefly, validate
 FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 PASSED_ON: Final = ("$@", "$*", "${@}", "${*}")
 """How start scripts give their own arguments to what they start."""
+PROGRAMS: Final = ("nsqd", "nsqlookupd")
+"""What start scripts run, each the name of its system."""
 PROPERTY: Final = re.compile(r"((?:[^\s=:\\]|\\.)+)\s*[=:\s]\s*(.*)")
 ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))")
 BLANKS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -53,13 +55,20 @@ def import_file(file: Path) -> Imported:
         ConfigError: unreadable or unknown kind of file, unknown key, a value we cannot take over, or a key that
             protects the broker and has no counterpart.
     """
-    keys = list(read_keys(read_text(file), file))
+    text = read_text(file)
+    keys = list(read_keys(text, file))
     if not keys:
         raise ConfigError(f"{file}: no key found", origin=str(file))
-    # Who knows most of the keys; of two that know as many, the one the file is called after.
+    # The one that a start script runs; else who knows most of the keys, and of two that know as many, the one the file
+    # is called after.
+    program = started_program(first_words(text))
     system = max(
         SYSTEMS,
-        key=lambda system: (sum(system.find(found.key) is not None for found in keys), system.name in file.name),
+        key=lambda system: (
+            system.name == program,
+            sum(system.find(found.key) is not None for found in keys),
+            system.name in file.name,
+        ),
     )
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
@@ -129,17 +138,27 @@ def write_toml(
 
 def read_keys(text: str, file: Path) -> Iterator[ForeignKey]:
     """Yield the keys of a file in any of the three forms."""
-    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-    words = first.split()
-    if words[:1] == ["exec"]:
-        words = words[1:]
-    if words and (words[0].startswith("-") or Path(words[0]).name == "nsqd"):
+    words = first_words(text)
+    if words and (words[0].startswith("-") or started_program(words)):
         return read_flags(text, file)
     try:
         tomllib.loads(text)
     except (ValueError, RecursionError):  # a number of too many digits is no TOMLDecodeError
         return read_properties(text, file)
     return read_toml(text, file)
+
+
+def first_words(text: str) -> list[str]:
+    """Return the words of the first line that is no comment, without a shell's ``exec``."""
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    words = first.split()
+    return words[1:] if words[:1] == ["exec"] else words
+
+
+def started_program(words: Sequence[str]) -> str:
+    """Return the name of the program that a start script's words run; empty if it is none of ``PROGRAMS``."""
+    name = Path(words[0]).name if words else ""
+    return name if name in PROGRAMS else ""
 
 
 def read_toml(text: str, file: Path) -> Iterator[ForeignKey]:
@@ -206,7 +225,7 @@ def read_flags(text: str, file: Path) -> Iterator[ForeignKey]:
             elif pending:
                 add_flag(joined, pending, word)
                 pending = None
-            elif Path(word).name not in ("nsqd", "exec"):
+            elif Path(word).name not in (*PROGRAMS, "exec"):
                 raise ConfigError(f"{file}:{number}: {word} is no flag", origin=str(file))
     if pending:
         add_flag(joined, pending, "true")
