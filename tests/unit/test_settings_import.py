@@ -136,6 +136,12 @@ def test_a_start_script_says_whose_it_is(tmp_path: Path, words: str) -> None:
     assert settings.nsq == Settings().nsq
 
 
+@pytest.mark.parametrize("text", ['log_level = "WARN"\n', "nsqd -log-level=Warn", "nsqlookupd --log-level WARN"])
+def test_levels_are_read_in_any_case(tmp_path: Path, text: str) -> None:
+    """nsq.md 8: nsqd and nsqlookupd do so."""
+    assert imported(tmp_path, text)[1].log.level == "warning"
+
+
 def test_what_headrace_always_has_is_not_missed(tmp_path: Path) -> None:
     """Who had the trace topic or the index was told that they are not imported."""
     result, _ = imported(tmp_path, "brokerName=a\nmessageIndexEnable=true\ntraceOn=true\ntraceTopicEnable=true\n")

@@ -29,6 +29,15 @@ PROGRAMS: Final = ("nsqd", "nsqlookupd")
 PROPERTY: Final = re.compile(r"((?:[^\s=:\\]|\\.)+)\s*[=:\s]\s*(.*)")
 ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))")
 BLANKS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+LEVELS: Final = {
+    "debug": "debug",
+    "info": "info",
+    "warn": "warning",
+    "warning": "warning",
+    "error": "error",
+    "fatal": "error",
+}
+"""NSQ's, in small letters; any case is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +289,5 @@ READERS: Final[Mapping[str, Callable[[str], str]]] = {
     "seconds": lambda text: str(int(text) * 1_000),
     "template-queues": lambda text: str(2 * int(text)),  # TBW102 has as many: half of our DEFAULT_TOPIC's
     "flush-type": {"SYNC_FLUSH": "fsync", "ASYNC_FLUSH": "async"}.__getitem__,
-    "level": {
-        "debug": "debug",
-        "info": "info",
-        "warn": "warning",
-        "warning": "warning",
-        "error": "error",
-        "fatal": "error",
-    }.__getitem__,
+    "level": lambda text: LEVELS[text.lower()],
 }
