@@ -85,7 +85,11 @@ class NsqConnection(ServerConnection):
         self._consumer_reads: ConsumerReads | None = None
         self._reader = Reader(server.limits, ALLOWED_MASK[State.INIT], IGNORED_MASK[State.INIT])
         self._replies = ReplyQueue(
-            server.gate, write=self.write_reply, failed=self._flush_failed, emptied=self._replies_sent
+            server.gate,
+            write=self.write_reply,
+            failed=self._flush_failed,
+            emptied=self._replies_sent,
+            overfull=self.wait_for_store,  # a flush that returns lets replies out, and has it read again
         )
         self._publisher = Publisher(server, self, self._reader)
         self._now_ms = self._monotonic_ms = 0  # when the read that is being taken came

@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from headrace.errors import StoreError
     from headrace.store.gate import Gate
+
+MAX_WAITING_BYTES: Final = 4 << 20
+"""Replies of a client that wait for the disk, from which on it is not read from. The default of
+``store.max_unflushed_bytes`` is fewer OKs where each is for a message that goes to the disk."""
+REPLY_BYTES: Final = 128
+"""Memory of a waiting reply beside its data."""
 
 
 @dataclass(slots=True)
@@ -33,15 +39,19 @@ class ReplyQueue:
 
     Attributes:
         waiting: Those that may not leave yet.
+        waiting_bytes: Their memory.
 
     Args:
         gate: Where replies wait for durability.
         write: Takes the frames that may leave, joined.
         failed: Called with the reply whose flush failed; nothing leaves any more.
         emptied: Called when the last waiting reply has left.
+        overfull: Called with each further reply that has to wait when MAX_WAITING_BYTES do.
     """
 
-    __slots__ = ("_asked", "_emptied", "_failed", "_gate", "_moving", "_write", "waiting")
+    __slots__ = (
+        "_asked", "_emptied", "_failed", "_gate", "_moving", "_overfull", "_write", "waiting", "waiting_bytes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -50,12 +60,15 @@ class ReplyQueue:
         write: Callable[[bytes], None],
         failed: Callable[[Reply, StoreError], None],
         emptied: Callable[[], None],
+        overfull: Callable[[], None],
     ) -> None:
         self._gate = gate
         self._write = write
         self._failed = failed
         self._emptied = emptied
+        self._overfull = overfull
         self.waiting: deque[Reply] = deque()
+        self.waiting_bytes = 0
         self._asked = False  # the first one waits at the gate
         self._moving = False  # _move is on the stack
 
@@ -70,11 +83,15 @@ class ReplyQueue:
                 reply.sent()
             return
         self.waiting.append(reply)
+        self.waiting_bytes += REPLY_BYTES + len(reply.data)
         self._move()
+        if self.waiting_bytes > MAX_WAITING_BYTES:
+            self._overfull()
 
     def drop(self) -> None:
         """Forget what waits: the connection is gone."""
         self.waiting.clear()
+        self.waiting_bytes = 0
 
     def _move(self) -> None:
         """Send from the front as far as the gate lets through.
@@ -96,7 +113,9 @@ class ReplyQueue:
             # Opened at once: _opened has cleared the offset.
         self._moving = False
         if ready:
-            self._write(b"".join([reply.data for reply in ready]))
+            data = b"".join([reply.data for reply in ready])
+            self.waiting_bytes -= REPLY_BYTES * len(ready) + len(data)
+            self._write(data)
             for reply in ready:
                 if reply.sent is not None:
                     reply.sent()
@@ -109,7 +128,7 @@ class ReplyQueue:
             return  # dropped meanwhile
         first = self.waiting[0]
         if error is not None:
-            self.waiting.clear()
+            self.drop()
             self._failed(first, error)
             return
         first.physical_offset = 0

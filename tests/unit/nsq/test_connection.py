@@ -645,6 +645,37 @@ def test_overloaded_store_does_not_pause_who_only_consumes():
     assert not consumer.transport.reading, "now it publishes, too"
 
 
+@pytest.mark.parametrize(
+    ("waits", "one_read"),
+    [
+        (pub("t", b"x"), b"FIN 0123456789abcdef\n" * 500),
+        (pub("t", b"x"), pub("u#ephemeral", b"y") * 500),
+        (pub("t", b"x"), pub("u#ephemeral", b"y")),
+    ],
+    ids=["failed", "published", "published one by one"],
+)
+def test_replies_behind_one_that_waits_for_the_disk_are_bounded(waits: bytes, one_read: bytes):
+    """architecture.md, net: at the bound reading stops. A disk may hang for minutes."""
+    bench = Bench()
+    client = bench.client()
+    client.subscribe("t", "c")
+    client.send(pub("u#ephemeral", b"y"))
+    bench.broker.gate.open_all = False
+    client.send(waits)
+    reads = 0
+    while client.transport.reading and reads < 50_000:
+        client.send(one_read)
+        reads += 1
+    assert not client.transport.reading
+    assert reads * len(one_read) < 16 << 20
+    bench.broker.gate.open(bench.broker.offset)
+    bench.server.relieve()
+    assert client.transport.reading
+    assert len(client.frames()) == 1 + reads * one_read.count(b"\n")
+    bench.broker.gate.open_all = True
+    assert client.send(pub("u#ephemeral", b"z")) == [OK]
+
+
 def test_bug_in_the_broker_closes_that_connection_only():
     """Our bug is logged, the request fails, the process lives."""
     bench = Bench()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.nsq.replies import Reply, ReplyQueue
+from headrace.nsq.replies import MAX_WAITING_BYTES, REPLY_BYTES, Reply, ReplyQueue
 from tests.unit.nsq.fake_broker import FakeGate
 
 
@@ -18,10 +18,15 @@ class Recorder:
             write=self.written.append,
             failed=lambda reply, error: self.failed.append(reply),
             emptied=self.on_emptied,
+            overfull=self.on_overfull,
         )
+        self.overfull = 0
 
     def on_emptied(self) -> None:
         self.emptied += 1
+
+    def on_overfull(self) -> None:
+        self.overfull += 1
 
 
 def test_replies_that_wait_for_nothing_leave_at_once():
@@ -90,3 +95,24 @@ def test_sent_is_called_after_the_frames_were_written():
     recorder.queue.add(Reply(b"ok", 100, "SUB", lambda: order.append(list(recorder.written))))
     recorder.gate.open(100)
     assert order == [[b"ok"]]
+
+
+def test_what_waits_is_counted_until_it_leaves_or_is_dropped():
+    """nsq.md, Bounds: exactly as much as may wait may wait."""
+    recorder = Recorder()
+    queue = recorder.queue
+    queue.add(Reply(b"", 1))
+    queue.add(Reply(bytes(MAX_WAITING_BYTES - 2 * REPLY_BYTES)))
+    assert (queue.waiting_bytes, recorder.overfull) == (MAX_WAITING_BYTES, 0)
+    queue.add(Reply(b""))
+    assert recorder.overfull == 1
+    recorder.gate.open(1)
+    assert queue.waiting_bytes == 0
+    queue.add(Reply(b"a"))
+    queue.add(Reply(b"b", 2))
+    assert queue.waiting_bytes == REPLY_BYTES + 1
+    queue.drop()
+    assert queue.waiting_bytes == 0
+    queue.add(Reply(b"c", 3))
+    recorder.gate.fail()
+    assert (queue.waiting_bytes, recorder.overfull) == (0, 1)
