@@ -118,6 +118,8 @@ class EmbeddedServer(uvicorn.Server):
 
     async def _wait_tasks_to_complete(self) -> None:
         """Wait for what is in work for a while, then end it. uvicorn would call that an error, and nobody need act."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # also those that were accepted already, and taken up behind uvicorn's look at all
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(super()._wait_tasks_to_complete(), STOP_GRACE_SECONDS)
             return

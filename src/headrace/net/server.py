@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 5.0
+_STOPPED: Final = "server stopped"
+"""Cause of an end."""
 _UNREAD: Final = "unread"
 """Cause of an end: all peers together had too much waiting, and this one most."""
 
@@ -54,10 +56,12 @@ class ServerConnection(TurnConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take up the connection, or refuse it at the limit."""
         super().connection_made(transport)
-        if self.server.take_up(self):
-            self.look_again(self._clock.monotonic_ms())
-        else:
+        if not self.server.take_up(self):
             self.on_full()
+            return
+        self.look_again(self._clock.monotonic_ms())
+        if self.server.is_stopping:
+            self.stop(_STOPPED)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up everything this connection holds."""
@@ -161,7 +165,7 @@ class StreamServer(Generic[C]):
         self._listeners.clear()
         self._all_closed = asyncio.Event()
         for connection in self.connections:
-            connection.stop("server stopped")
+            connection.stop(_STOPPED)
         if len(self.connections):
             try:
                 await asyncio.wait_for(self._all_closed.wait(), STOP_SECONDS)
@@ -170,10 +174,15 @@ class StreamServer(Generic[C]):
                     "connections did not close in time protocol=%s count=%d", self._protocol, len(self.connections)
                 )
         for connection in self.connections:
-            connection.abort("server stopped")
+            connection.abort(_STOPPED)
         if self._tick_handle is not None:
             self._tick_handle.cancel()
             self._tick_handle = None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether all connections were told to end: one accepted just before that is taken up in the next turn."""
+        return self._all_closed is not None
 
     def take_up(self, connection: C) -> bool:
         """Give a connection its number, or return False: there are as many as may be, which is logged."""

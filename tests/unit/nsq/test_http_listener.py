@@ -26,7 +26,7 @@ from headrace.net.http import (
     HttpLimits,
     HttpListener,
 )
-from headrace.net.http_connection import BoundedConnection
+from headrace.net.http_connection import STOP_GRACE_SECONDS, BoundedConnection
 from headrace.net.request_parser import RequestParser
 
 MAX_BODY = 100_000
@@ -708,6 +708,29 @@ def test_stop_lets_the_request_in_work_finish() -> None:
         app.release.set()
         assert (await asking).endswith(b"0 /a")
         await stopping
+
+    serve(scenario)
+
+
+def test_a_connection_that_is_taken_up_behind_the_look_at_all_is_stopped_too() -> None:
+    """It was accepted in the turn of the loop in which the stop began, and kept that for STOP_GRACE_SECONDS."""
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        loop = asyncio.get_running_loop()
+        server = listener._server
+        assert server is not None
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        protocol: Any = server.config.http_protocol_class
+        stopping = asyncio.ensure_future(listener.stop())
+        await until(lambda: not any(each.is_serving() for each in server.servers))
+        with ours:
+            await loop.connect_accepted_socket(
+                lambda: protocol(config=server.config, server_state=server.server_state, app_state={}), theirs
+            )
+            assert listener.open_connections == 1
+            await asyncio.wait_for(stopping, STOP_GRACE_SECONDS - 1)
+            assert listener.open_connections == 0
 
     serve(scenario)
 

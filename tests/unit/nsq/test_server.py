@@ -453,3 +453,23 @@ def test_stop_answers_what_is_pending_and_closes():
         assert len(bench.server.connections) == 0
 
     asyncio.run(run())
+
+
+def test_a_connection_that_is_taken_up_behind_the_look_at_all_is_stopped_too():
+    """It was accepted in the turn of the loop in which the stop began, and kept that for STOP_SECONDS."""
+
+    async def run() -> None:
+        bench = Bench()
+        first = bench.client()
+        stopping = asyncio.create_task(bench.server.stop())
+        async with asyncio.timeout(10):
+            while not first.transport.eof_sent:  # noqa: ASYNC110  # the fake transport has no event
+                await asyncio.sleep(0.001)
+        late = bench.client(magic=False)
+        assert late.transport.eof_sent
+        late.transport.close()
+        first.transport.close()
+        await stopping
+        assert bench.server.connections.closed == {"server stopped": 2}
+
+    asyncio.run(run())
