@@ -137,7 +137,3 @@ class NsqServer(StreamServer[NsqConnection]):
                 logger.exception("delivery failed by a bug topic=%s channel=%s", channel.topic_name, channel.name)
         for channel in again:
             self.broker.touch_channel(channel)
-
-    def producers(self) -> list[NsqConnection]:
-        """Return the connections that have published, without those that only wait for their client to close."""
-        return [connection for connection in self.connections if connection.pub_counts and not connection.cause]

@@ -136,11 +136,14 @@ async def read_topics(topics: Iterable[Any], wanted: StatsFilter) -> AsyncIterat
 
 
 async def read_producers(connections: Iterable[NsqConnection], wanted: StatsFilter) -> list[Row] | None:
-    """Return one row for each connection that has published; None when there is none, as nsqd does."""
+    """Return one row for each connection that has published; None when there is none, as nsqd does.
+
+    Without those that were left, and only wait for their client to read the last words and to close.
+    """
     rows: list[Row] = []
     turn = _Turn()
     for connection in list(connections):
-        if connection.pub_counts:
+        if connection.pub_counts and not connection.cause:
             rows.append(client_row(connection, wanted.topic))
         await turn.took(1)
     return rows or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from headrace.errors import ClosingError, StoreFullError
 from headrace.nsq.connection import MAX_ENDED
 from headrace.nsq.states import State
-from headrace.nsq.stats import client_row
+from headrace.nsq.stats import StatsFilter, client_row, read_producers
 from tests.support.memory import little_memory
 from tests.unit.nsq.fake_client import Bench, identify, mpub, pub
 
@@ -703,7 +704,8 @@ def test_stats_of_a_consumer_and_of_a_producer():
     # Never identified: nsqd shows the address.
     assert (row["client_id"], row["hostname"], row["state"]) == ("10.1.2.4", "10.1.2.4", 0)
     assert row["pub_counts"] == [{"topic": "t", "count": 3}, {"topic": "u", "count": 1}]
-    assert bench.server.producers() == [producer.connection]
+    rows = asyncio.run(read_producers(bench.server.connections, StatsFilter()))
+    assert rows == [row]
     # Identified without a name.
     producer.send(identify("{}"))
     assert client_row(producer.connection, "")["client_id"] == ""
@@ -712,12 +714,13 @@ def test_stats_of_a_consumer_and_of_a_producer():
 def test_a_producer_that_is_left_is_not_listed():
     """nsq-http.md, /stats: nsqd's connection ends with its error frame; ours only waits for the client to read it."""
     bench = Bench()
-    producer, other = bench.client(), bench.client()
+    producer, other = bench.client(), bench.client(peer=("10.0.0.9", 40001))
     for client in (producer, other):
         client.send(pub("t", b"x"))
     producer.send(b"nonsense\n")
     assert not producer.transport.closed
-    assert bench.server.producers() == [other.connection]
+    rows = asyncio.run(read_producers(bench.server.connections, StatsFilter()))
+    assert [row["remote_address"] for row in rows or ()] == [other.connection.remote_address]
 
 
 def test_topics_that_ended_are_not_counted_for_ever():

@@ -34,6 +34,7 @@ def client(pub_counts: dict[str, int] | None = None, **changes: Any) -> Any:
         ),
         "profile": SimpleNamespace(**{name: changes.pop(name, value) for name, value in profile.items()}),
         "pub_counts": pub_counts or {},
+        "cause": "",
     }
     return SimpleNamespace(**(values | changes))
 
