@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import struct
 import threading
@@ -152,6 +153,35 @@ def test_request_between_pipelined_ones_gets_a_connection_of_its_own(serve: Serv
         with pytest.raises(ConnectionLostError, match="under way"):
             list(answers)
         assert client.call(10, {}, b"after").body == b"after"
+    assert server.accepted == 2
+
+
+def test_interrupted_request_loses_the_connection_only(serve: Serve) -> None:
+    """A server would take the next request for the rest of one that was not sent to its end."""
+    interrupted = threading.Event()
+
+    def slow_at_first(connection: socket.socket) -> None:
+        if interrupted.is_set():
+            echo(connection)
+        interrupted.wait(10)
+        while connection.recv(1 << 20):
+            pass
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    server = serve(slow_at_first)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with BlockingClient(server.address, timeout_s=5) as client:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                client.call(10, {}, bytes(32 << 20))
+            interrupted.set()
+            assert client.call(10, {}, b"next").body == b"next"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     assert server.accepted == 2
 
 

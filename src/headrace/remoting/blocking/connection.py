@@ -104,7 +104,7 @@ class BlockingClient:
         self._input: _SocketInput | None = None
         self._reader: io.BufferedReader | None = None
         self._asked_at = 0.0
-        self._unanswered = 0  # requests of this connection whose responses have not come
+        self._unanswered = 0  # requests of this connection, sent or begun, whose responses have not come
 
     def __repr__(self) -> str:
         return f"BlockingClient({self.address!r})"
@@ -244,9 +244,11 @@ class BlockingClient:
             raise ConnectionLostError(self.address, "lost while requests were under way")
         else:
             connection = self._socket
+        frame = encode_request(0, code, opaque, False, ext or None, body or None)
+        self._unanswered += 1  # before it is sent: a signal may end that in the middle
         try:
             connection.settimeout(limit_s)
-            connection.sendall(encode_request(0, code, opaque, False, ext or None, body or None))
+            connection.sendall(frame)
         except TimeoutError:
             self.close()
             raise RequestTimeoutError(self.address, request_name(code), limit_s) from None
@@ -254,7 +256,6 @@ class BlockingClient:
             self.close()
             raise ConnectionLostError(self.address, str(error)) from error
         self._asked_at = time.monotonic()
-        self._unanswered += 1
         return opaque
 
     def take(self, code: int, *, timeout_s: float | None = None) -> Command:
