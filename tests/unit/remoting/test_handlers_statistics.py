@@ -73,6 +73,17 @@ def test_runtime_info_is_told_while_the_oldest_message_cannot_be_read(
         assert earliest_stored_ms(rig.services) == -1
 
 
+def test_runtime_info_is_told_where_the_disk_says_nothing_of_its_room(tmp_path: Path) -> None:
+    """Its folder was moved away, or the disk is gone: what is asked then is how the broker does."""
+    rig = RemotingRig(tmp_path / "store")
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    table = body_of(rig.peer().ask(28))["table"]
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    assert (table["commitLogDiskRatio"], table["consumeQueueDiskRatio"], table["brokerActive"]) == ("-1", "-1", "true")
+    assert table["commitLogDirCapacity"] == "Total : 0.0 KiB, Free : 0.0 KiB."  # of the form that the exporter reads
+    rig.close()
+
+
 def test_runtime_info_tells_figures_apart(rig: RemotingRig) -> None:
     """remoting.md 4.7.3: `clusterList -m` subtracts them from each other; what is not flushed yet is what is not."""
     throughput, now_ms, mono_ms = rig.services.throughput, rig.clock.now_ms(), rig.clock.monotonic_ms()

@@ -17,6 +17,8 @@ from headrace.remoting.codes import VERSION, ResponseCode
 from headrace.remoting.reply import Reply, RequestRefusedError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headrace.broker.statistics import Window
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
@@ -70,10 +72,7 @@ def runtime_table(services: Services) -> dict[str, str]:
     put, got = throughput.totals("put"), throughput.totals("transferred")
     found, missed = throughput.rates("found"), throughput.rates("missed")
     transferred = _rates(throughput.rates("transferred"))
-    usage = shutil.disk_usage(services.broker.store.directory.root)
-    # What is kept for root or by a quota is nobody's room: as df and RocketMQ count.
-    room = usage.used + usage.free
-    ratio = f"{usage.used / room:.4f}" if room else "-1"
+    capacity, ratio = describe_disk(services.broker.store.directory.root)
     table = {
         **_UNKNOWN_FIGURES,
         "brokerVersionDesc": VERSION_NAME,
@@ -99,7 +98,7 @@ def runtime_table(services: Services) -> dict[str, str]:
         "earliestMessageTimeStamp": str(earliest_stored_ms(services)),
         "commitLogMinOffset": str(log.first_offset),
         "commitLogMaxOffset": str(log.end_offset),
-        "commitLogDirCapacity": f"Total : {describe_size(usage.total)}, Free : {describe_size(usage.free)}.",
+        "commitLogDirCapacity": capacity,
         "commitLogDiskRatio": ratio,
         "consumeQueueDiskRatio": ratio,
         "remainHowManyDataToFlush": f"{log.end_offset - log.durable_offset} B",
@@ -123,6 +122,18 @@ def earliest_stored_ms(services: Services) -> int:
     except UnreadableError:
         return -1
     return -1 if raw is None else record.decode(raw)["store_timestamp_ms"]
+
+
+def describe_disk(folder: Path) -> tuple[str, str]:
+    """Return the room of a disk as RocketMQ writes it, and which share of it is used: 0 and -1 where nobody knows."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:  # the folder was moved away, or the disk is gone: all other figures are told
+        return "Total : 0.0 KiB, Free : 0.0 KiB.", "-1"
+    # What is kept for root or by a quota is nobody's room: as df and RocketMQ count.
+    room = usage.used + usage.free
+    capacity = f"Total : {describe_size(usage.total)}, Free : {describe_size(usage.free)}."
+    return capacity, f"{usage.used / room:.4f}" if room else "-1"
 
 
 def describe_span(seconds: int) -> str:
