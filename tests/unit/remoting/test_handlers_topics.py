@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import UnreadableError
 from headrace.format.fastjson import ObjectKey
 from headrace.remoting.codec import encode_request
-from headrace.remoting.handlers import groups
+from headrace.remoting.handlers import groups, offsets
 from headrace.remoting.topics import system_topics
 from headrace.settings import RemotingSettings
 from tests.support.remoting import RemotingRig, as_json, body_of, physical_offset_of, send_fields, subscription
@@ -274,6 +274,23 @@ def test_how_far_a_group_is_behind_is_told_while_messages_cannot_be_read(
     refused = peer.ask(208, {"consumerGroup": "G1"})
     assert (refused.code, refused.remark.startswith("cannot read commitlog/0: ")) == (14, True)
     assert "failed by a bug" not in caplog.text
+
+
+def test_where_a_topics_queues_end_is_told_while_messages_cannot_be_read(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``mqadmin topicStatus``: the same, for a topic."""
+
+    def unreadable(*_: object) -> int:
+        raise UnreadableError(OSError(2, "No such file or directory", "commitlog/0"))
+
+    peer = rig.peer()
+    peer.ask(17, TOPIC | {"writeQueueNums": 1})
+    peer.ask(310, send_fields("T1"), b"x")
+    monkeypatch.setattr(offsets, "store_time", unreadable)
+    table = body_of(peer.ask(202, {"topic": "T1"}))["offsetTable"]
+    assert table == {KEY: {"lastUpdateTimestamp": 0, "maxOffset": 1, "minOffset": 0}}
+    assert peer.ask(32, {"topic": "T1", "queueId": 0}).code == 14
 
 
 def test_a_bug_in_a_long_answer_is_counted(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:

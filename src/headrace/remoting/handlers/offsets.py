@@ -156,10 +156,13 @@ def first_stored_ms(queue: QueueBase | None) -> int:
 
 
 def last_stored_ms(queue: QueueBase) -> int:
-    """Return when a queue's newest message was stored, 0 without any."""
+    """Return when a queue's newest message was stored, 0 without any, and while it cannot be read."""
     if queue.min_offset >= queue.visible_offset:
         return 0
-    return max(0, store_time(queue, queue.visible_offset - 1))
+    try:
+        return max(0, store_time(queue, queue.visible_offset - 1))
+    except UnreadableError:  # where its queue begins and ends is told all the same
+        return 0
 
 
 def get_all_consumer_offset(peer: Peer, command: Command) -> Parts:
