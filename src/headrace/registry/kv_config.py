@@ -29,7 +29,8 @@ class KvConfig:
     """The configuration in memory.
 
     Attributes:
-        max_bytes: Characters of all namespaces, keys and values it takes; reading a file is not bounded by it.
+        max_bytes: Bytes of all namespaces, keys and values it takes, a namespace once for each of its keys; reading a
+            file is not bounded by it.
     """
 
     def __init__(self, content: Mapping[str, Any] | None = None, *, max_bytes: int = 16 << 20) -> None:
@@ -104,7 +105,7 @@ def find_kv_fault(content: Mapping[str, Any]) -> str:
 
 
 def _size(namespace: str, key: str, value: str) -> int:
-    return len(namespace) + len(key) + len(value)
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in (namespace, key, value))
 
 
 def _table_of(content: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:

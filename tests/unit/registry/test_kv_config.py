@@ -55,3 +55,12 @@ def test_bytes_are_bounded_and_freed_again() -> None:
     config.delete("NS", "k")
     config.delete("NS", "l")
     config.put("NS", "k", "1234567")
+
+
+def test_bytes_are_those_of_the_file() -> None:
+    """registry.max_kv_bytes says bytes: what is no ASCII has up to four a character."""
+    config = KvConfig({"configTable": {"NS": {"k": "é"}}}, max_bytes=10)
+    with pytest.raises(QuotaExceededError, match=r"registry\.max_kv_bytes"):
+        config.put("NS", "k", "éééé")
+    config.put("NS", "k", "ééé1")
+    config.put("NS", "k", "1234567")
