@@ -722,6 +722,14 @@ def test_kinds_of_subscriptions(rig: RemotingRig, kind: str, code: int) -> None:
     assert rig.peer().heartbeat("c1", subscription("T1", kind=kind), group="G1").code == code
 
 
+@pytest.mark.parametrize(("characters", "code"), [(16_384, 0), (16_385, 23)])
+def test_longest_expression_of_a_subscription(rig: RemotingRig, characters: int, code: int) -> None:
+    """docs/protocols/remoting.md, Bounds: refused with a pull's code, and what is too long is named."""
+    reply = rig.peer().heartbeat("c1", subscription("T1", "a" * characters), group="G1")
+    assert reply.code == code
+    assert not code or reply.remark == "the expression has 16385 characters, at most 16384 are accepted"
+
+
 def test_tool_is_answered_when_passing_an_answer_on_fails(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a bug: it must not wait for its own time-out."""
     consumer, tool = rig.peer(1), rig.peer(2)

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.broker.consumers.clients import MAX_EXPRESSION, ClientInfo, ConsumerData
+from headrace.broker.consumers.clients import ClientInfo, ConsumerData
 from headrace.broker.consumers.groups import is_system_group, require_group_name
 from headrace.broker.consumers.subscription import SQL92, TAG, Subscription
 from headrace.errors import RequestError, StoreError
 from headrace.format.names import RETRY_PREFIX
 from headrace.remoting import bodies, fields
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.reading.subscriptions import filter_of
+from headrace.remoting.reading.subscriptions import filter_of, require_readable_length
 from headrace.remoting.reply import Reply, RequestRefusedError, refuse, saved_in_turn
 from headrace.remoting.services import retry_rules
 
@@ -200,14 +200,15 @@ def read_subscription(given: dict[str, Any], now_ms: int = 0) -> Subscription:
     """Read one subscription; the hashes that clients send with it are computed anew, and no version means now.
 
     Raises:
-        RequestRefusedError: a member is missing or malformed, or the kind of its expression is unknown.
+        RequestRefusedError: a member is missing or malformed; the kind of its expression is unknown, or it is too long.
     """
     kind = bodies.member_text(given, "expressionType", TAG)
     if kind not in ("", TAG, SQL92):
         raise RequestRefusedError(
             f"expression type {kind[:64]!r} is neither TAG nor SQL92", ResponseCode.SUBSCRIPTION_PARSE_FAILED
         )
-    expression = bodies.member_text(given, "subString", "*", most=MAX_EXPRESSION)
+    expression = bodies.member_text(given, "subString", "*")
+    require_readable_length(expression)
     return Subscription.make(
         bodies.member_text(given, "topic"),
         expression,

@@ -27,7 +27,7 @@ from headrace.remoting.checks import find_readable_queue, require_consuming, req
 from headrace.remoting.codec import encode_pull_response, pull_request
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.members import follows_resets
-from headrace.remoting.reading.subscriptions import EVERYTHING, MAX_EXPRESSION_CHARACTERS, MessageFilter, filter_of
+from headrace.remoting.reading.subscriptions import EVERYTHING, MessageFilter, filter_of, require_readable_length
 from headrace.remoting.reply import RequestRefusedError
 
 if TYPE_CHECKING:
@@ -118,18 +118,13 @@ def check_texts(request: PullRequest) -> None:
     Raises:
         RequestRefusedError: one is.
     """
-    expression = request.subscription or ""
     if len(request.language) > MAX_WORD:
         raise RequestRefusedError(f"a language has at most {MAX_WORD} characters")
     if len(request.expression_type or "") > MAX_WORD:
         raise RequestRefusedError(
             f"an expression type has at most {MAX_WORD} characters", ResponseCode.SUBSCRIPTION_PARSE_FAILED
         )
-    if len(expression) > MAX_EXPRESSION_CHARACTERS:
-        raise RequestRefusedError(
-            f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_CHARACTERS} are accepted",
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-        )
+    require_readable_length(request.subscription or "")
 
 
 def check_pull(services: Services, request: PullRequest) -> tuple[QueueBase, MessageFilter]:

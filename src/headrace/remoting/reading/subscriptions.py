@@ -58,6 +58,19 @@ def filter_of(kind: str, expression: str) -> MessageFilter:
     return (_short_filter if len(expression) <= SHORT_CHARACTERS else _long_filter)(kind, expression)
 
 
+def require_readable_length(expression: str, most: int = MAX_EXPRESSION_CHARACTERS) -> None:
+    """Refuse an expression that is longer than any that is read.
+
+    Raises:
+        RequestRefusedError: SUBSCRIPTION_PARSE_FAILED.
+    """
+    if len(expression) > most:
+        raise RequestRefusedError(
+            f"the expression has {len(expression)} characters, at most {most} are accepted",
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        )
+
+
 class _FiltersInUse:
     """The filters that anything has, by their expressions.
 
@@ -103,12 +116,7 @@ def _find_filter(kind: str, expression: str) -> MessageFilter:
 
 
 def _make_filter(kind: str, expression: str) -> MessageFilter:
-    most = MAX_SQL_CHARACTERS if kind == SQL92 else MAX_EXPRESSION_CHARACTERS
-    if len(expression) > most:
-        raise RequestRefusedError(
-            f"the expression has {len(expression)} characters, at most {most} are accepted",
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-        )
+    require_readable_length(expression, MAX_SQL_CHARACTERS if kind == SQL92 else MAX_EXPRESSION_CHARACTERS)
     if kind in ("", TAG):
         return _tag_filter(expression)
     if kind != SQL92:
