@@ -234,6 +234,7 @@ class Node:
         if "admin" in self._sockets:
             sources = MetricSources(
                 broker=broker,
+                registry=self.remoting.registry,
                 loop_lag=self._lag.histogram,
                 files=self._files,
                 clock=self.clock,

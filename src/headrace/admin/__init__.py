@@ -1,4 +1,4 @@
-"""Admin HTTP: what a person or a monitor asks a broker that runs.
+"""Admin HTTP: what a person or a monitor asks a broker, or a registry by itself, that runs.
 
 ``http`` answers ``/``, ``/healthz``, ``/readyz`` and ``/metrics``; ``metrics``, ``remoting_metrics``,
 ``registry_metrics`` and ``lookup_metrics`` turn the core's counters (``sources``) into Prometheus ``families`` when

@@ -1,10 +1,12 @@
-"""The admin HTTP interface.
+"""The admin HTTP interface, of a broker or of a registry by itself.
 
 - ``/``: version, process, data folder, listeners, as JSON.
-- ``/healthz``: 200, or 500 with the reason; what a supervisor restarts a broker for.
-- ``/readyz``: 200 once every listener accepts, 503 while the broker starts or stops, and where it can serve no more;
+- ``/healthz``: 200, or 500 with the reason; what a supervisor restarts the process for.
+- ``/readyz``: 200 once every listener accepts, 503 while the process starts or stops, and where it can serve no more;
   what a load balancer asks.
 - ``/metrics``: Prometheus text.
+
+Every other path is 404, and says where what is looked for may be.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+PATHS: Final = "/, /healthz, /readyz and /metrics"
+BROKER_ELSEWHERE: Final = "nsqd's API is on nsq.http_address, nsqlookupd's on registry.nsq_http_address"
+REGISTRY_ELSEWHERE: Final = "nsqlookupd's API is on registry.nsq_http_address, and what only a broker has on a broker"
 
 
 class Phase(Enum):
@@ -51,10 +57,12 @@ class NodeStatus:
 
     version: str
     data_dir: str
-    health: Callable[[], str]
-    """Returns why the broker cannot do its work; empty = it can."""
+    health: Callable[[], str] = str
+    """Returns why the process cannot do its work; empty = it can."""
     unready: Callable[[], str] = str
-    """Returns why nobody should be led to the broker though it listens; empty = they should."""
+    """Returns why nobody should be led to the process though it listens; empty = they should."""
+    elsewhere: str = BROKER_ELSEWHERE
+    """Where what is not here may be."""
     phase: Phase = Phase.STARTING
     listeners: dict[str, str] = field(default_factory=dict)
     """``host:port`` by listener name, as in the ready file."""
@@ -75,7 +83,8 @@ class AdminHttp:
                 Route("/healthz", self.handle_healthz),
                 Route("/readyz", self.handle_readyz),
                 Route("/metrics", self.handle_metrics),
-            ]
+            ],
+            exception_handlers={HTTPStatus.NOT_FOUND: self.handle_unknown},
         )
         # To most load balancers a redirect is a good answer: /readyz/ is unknown, not one to /readyz.
         self._app.router.redirect_slashes = False
@@ -112,6 +121,10 @@ class AdminHttp:
         reason = self.status.unready() if phase is Phase.READY else ""
         is_ready = phase is Phase.READY and not reason
         return _respond(f"{reason or phase.value}\n".encode(), 200 if is_ready else 503)
+
+    async def handle_unknown(self, _request: Request, _error: Exception) -> Response:
+        """Answer any other path."""
+        return _respond(f"not here: this admin port has {PATHS}; {self.status.elsewhere}\n".encode(), 404)
 
     async def handle_metrics(self, _request: Request) -> Response:
         """GET /metrics."""

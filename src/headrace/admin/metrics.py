@@ -30,8 +30,12 @@ from headrace.foreground import LogOutput
 from headrace.histogram import Histogram
 
 if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+    from headrace.broker.channels.channel import Channel
+    from headrace.broker.topic import Topic
     from headrace.net.http import HttpListener
     from headrace.nsq.server import NsqServer
+    from headrace.store.store import Store
 
 
 Holder = tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, Callable[[Any], int]]
@@ -115,21 +119,27 @@ class MetricsReport:
             return b"".join(parts)
 
     def _slices(self) -> Iterator[Metric]:
-        topics = list(self._sources.broker.topics.values())
+        sources, broker = self._sources, self._sources.broker
+        topics = list(broker.topics.values()) if broker is not None else []
         channels = [(topic.name, channel) for topic in topics for channel in topic.channels.values()]
         yield from self._process.collect()
-        yield from self._node_families(len(topics), len(channels))
-        yield from self._store_families()
+        yield from self._node_families()
+        if broker is not None:
+            yield from self._broker_families(broker, len(topics), len(channels))
+            yield from _store_families(broker.store)
         yield from self._listener_families()
-        if self._sources.lookup_peers is not None:
-            yield from lookup_families(self._sources.lookup_peers)
-        remoting = self._sources.remoting
-        if remoting is not None:
-            yield from remoting_metrics.remoting_families(remoting)
-            if remoting.registry is not None:
-                yield from registry_families(remoting.registry)
-            if remoting.registrar is not None:
-                yield from registration_families(remoting.registrar)
+        if sources.lookup_peers is not None:
+            yield from lookup_families(sources.lookup_peers)
+        if sources.remoting is not None:
+            yield from remoting_metrics.remoting_families(sources.remoting)
+            if sources.remoting.registrar is not None:
+                yield from registration_families(sources.remoting.registrar)
+        if sources.registry is not None:
+            yield from registry_families(sources.registry)
+        if broker is not None:
+            yield from self._topic_families(topics, channels)
+
+    def _topic_families(self, topics: list[Topic], channels: list[tuple[str, Channel]]) -> Iterator[Metric]:
         topic_rows = [((topic.name,), topic) for topic in topics]
         for family in TOPIC_FAMILIES:
             yield from _holder_slices("topic", family, ("topic",), topic_rows)
@@ -137,14 +147,14 @@ class MetricsReport:
         for family in CHANNEL_FAMILIES:
             yield from _holder_slices("channel", family, ("topic", "channel"), channel_rows)
 
-    def _node_families(self, topics: int, channels: int) -> Iterator[Metric]:
+    def _node_families(self) -> Iterator[Metric]:
         sources = self._sources
         info = GaugeMetricFamily("headrace_node_info", "Always 1; the version is a label.", labels=("version",))
         info.add_metric((sources.version,), 1)
         yield info
         yield gauge(
             "headrace_node_start_time_seconds",
-            "When it began to listen, after the store was opened, in seconds since 1970.",
+            "When it began to listen, a broker after its store was opened, in seconds since 1970.",
             sources.started_at_ms / 1000,
         )
         yield _histogram(
@@ -165,14 +175,15 @@ class MetricsReport:
             "Lines of the log that standard error did not take: a full disk, or a reader that takes nothing.",
             LogOutput.left_out_total,
         )
+
+    def _broker_families(self, broker: Broker, topics: int, channels: int) -> Iterator[Metric]:
         yield gauge("headrace_broker_topics", "Topics of this broker.", topics)
         yield gauge("headrace_broker_channels", "Channels of all topics.", channels)
-        broker = sources.broker
         counters = broker.counters
         bugs = counters.listener_errors + counters.service_errors
         clamped = counters.clamped_positions
-        if sources.remoting is not None:
-            services = sources.remoting.services
+        if self._sources.remoting is not None:
+            services = self._sources.remoting.services
             bugs += services.group_services.errors + services.holds.counters.errors
             bugs += services.group_services.cold_pulls.counters.errors
             clamped += services.offsets.counters.clamped
@@ -195,65 +206,6 @@ class MetricsReport:
             ("internal_errors", "Times that a part of the broker failed by a bug.", bugs),
         ):
             yield counter(f"headrace_broker_{name}", text, count)
-
-    def _store_families(self) -> Iterator[Metric]:
-        store = self._sources.broker.store
-        log, counters = store.log, store.counters
-        yield gauge(
-            "headrace_store_log_bytes",
-            "Size of the commit log's files, preallocated room included.",
-            len(log.segments) * log.segment_bytes,
-        )
-        yield gauge("headrace_store_first_offset_bytes", "Physical offset of the oldest record.", log.first_offset)
-        yield gauge("headrace_store_end_offset_bytes", "Physical offset of the next record.", log.end_offset)
-        yield gauge(
-            "headrace_store_durable_offset_bytes",
-            "Physical offset below which everything is on the disk.",
-            log.durable_offset,
-        )
-        yield gauge("headrace_store_unflushed_bytes", "Bytes of the log that wait for a flush.", store.unflushed_bytes)
-        yield _histogram(
-            "headrace_store_fdatasync_seconds", "Time of one fdatasync of the commit log.", store.flush_seconds
-        )
-        yield gauge("headrace_store_writable", "1, or 0 when the last write failed.", not store.last_write_error)
-        index = store.index
-        yield gauge(
-            "headrace_store_index_behind_bytes", "Bytes of the log that the key index lacks.", index.behind_bytes
-        )
-        yield gauge("headrace_store_holes", "Damaged ranges of the log that are quarantined.", len(store.holes))
-        for name, text, count in (
-            ("appended_records", "Records appended.", log.appended_records),
-            ("appended_bytes", "Bytes appended.", log.appended_bytes),
-            ("damaged_records", "Records found damaged.", counters.damaged_records),
-            (
-                "truncated_bytes",
-                "Bytes that recovery cut off and that were known before: durable, or issued.",
-                counters.truncated_bytes,
-            ),
-            ("refused_full", "Batches refused for lack of room.", counters.refused_full),
-            ("segment_waits", "Times an append waited for its next segment.", counters.segment_waits),
-            ("view_write_errors", "Failed writes of consume queues and checkpoints.", counters.view_write_errors),
-            ("mark_write_errors", "Failed writes and syncs of the durable mark.", counters.mark_write_errors),
-            ("cold_reads", "Reads ahead of records that were not in memory.", counters.cold_reads),
-            ("read_errors", "Reads of messages that the system refused, tried again.", counters.read_errors),
-            ("checkpoints", "Checkpoints written.", counters.checkpoints),
-            (
-                "zeroed_bytes",
-                "Zeros that a thread wrote ahead of the log, without those that appends add.",
-                counters.zeroed_bytes,
-            ),
-            ("index_keys", "Keys added to the key index.", index.keys.added_keys),
-            ("index_queries", "Queries of the key index.", index.counters.queries),
-            ("index_write_errors", "Failed writes of the key index.", index.counters.write_errors),
-            ("index_damaged_files", "Index files found damaged, and made anew.", index.counters.damaged_files),
-            ("zero_waits", "Times an append waited for zeros being written.", counters.zero_waits),
-            (
-                "zero_errors",
-                "Failed writes of zeros, after which none are written, unless only a file descriptor was missing.",
-                counters.zero_errors,
-            ),
-        ):
-            yield counter(f"headrace_store_{name}", text, count)
 
     def _http_listeners(self) -> Iterator[tuple[str, HttpListener]]:
         yield from self._sources.http.items()
@@ -292,16 +244,17 @@ class MetricsReport:
             for cause, count in sorted(server.counters.refusals.items()):
                 refusals.add_metric(("nsqlookupd_tcp", cause), count)
             yield from lookupd_families(lookupd)
-        remoting = self._sources.remoting
+        remoting, registry = self._sources.remoting, self._sources.registry
         if remoting is not None and remoting.server is not None:
             remoting_metrics.add_to_listeners("remoting", remoting.server, connections, refusals)
-        if remoting is not None and remoting.registry is not None:
+        if registry is not None:
             always = ("REQUEST_CODE_NOT_SUPPORTED",)
-            remoting_metrics.add_to_listeners("registry", remoting.registry, connections, refusals, always)
+            remoting_metrics.add_to_listeners("registry", registry, connections, refusals, always)
         yield connections
         yield refusals
         yield requests
-        yield plain_requests
+        if self._sources.broker is not None:
+            yield plain_requests
 
 
 class _OneFamily:
@@ -312,6 +265,63 @@ class _OneFamily:
 
     def collect(self) -> Iterator[Metric]:
         yield self._family
+
+
+def _store_families(store: Store) -> Iterator[Metric]:
+    log, counters = store.log, store.counters
+    yield gauge(
+        "headrace_store_log_bytes",
+        "Size of the commit log's files, preallocated room included.",
+        len(log.segments) * log.segment_bytes,
+    )
+    yield gauge("headrace_store_first_offset_bytes", "Physical offset of the oldest record.", log.first_offset)
+    yield gauge("headrace_store_end_offset_bytes", "Physical offset of the next record.", log.end_offset)
+    yield gauge(
+        "headrace_store_durable_offset_bytes",
+        "Physical offset below which everything is on the disk.",
+        log.durable_offset,
+    )
+    yield gauge("headrace_store_unflushed_bytes", "Bytes of the log that wait for a flush.", store.unflushed_bytes)
+    yield _histogram(
+        "headrace_store_fdatasync_seconds", "Time of one fdatasync of the commit log.", store.flush_seconds
+    )
+    yield gauge("headrace_store_writable", "1, or 0 when the last write failed.", not store.last_write_error)
+    index = store.index
+    yield gauge("headrace_store_index_behind_bytes", "Bytes of the log that the key index lacks.", index.behind_bytes)
+    yield gauge("headrace_store_holes", "Damaged ranges of the log that are quarantined.", len(store.holes))
+    for name, text, count in (
+        ("appended_records", "Records appended.", log.appended_records),
+        ("appended_bytes", "Bytes appended.", log.appended_bytes),
+        ("damaged_records", "Records found damaged.", counters.damaged_records),
+        (
+            "truncated_bytes",
+            "Bytes that recovery cut off and that were known before: durable, or issued.",
+            counters.truncated_bytes,
+        ),
+        ("refused_full", "Batches refused for lack of room.", counters.refused_full),
+        ("segment_waits", "Times an append waited for its next segment.", counters.segment_waits),
+        ("view_write_errors", "Failed writes of consume queues and checkpoints.", counters.view_write_errors),
+        ("mark_write_errors", "Failed writes and syncs of the durable mark.", counters.mark_write_errors),
+        ("cold_reads", "Reads ahead of records that were not in memory.", counters.cold_reads),
+        ("read_errors", "Reads of messages that the system refused, tried again.", counters.read_errors),
+        ("checkpoints", "Checkpoints written.", counters.checkpoints),
+        (
+            "zeroed_bytes",
+            "Zeros that a thread wrote ahead of the log, without those that appends add.",
+            counters.zeroed_bytes,
+        ),
+        ("index_keys", "Keys added to the key index.", index.keys.added_keys),
+        ("index_queries", "Queries of the key index.", index.counters.queries),
+        ("index_write_errors", "Failed writes of the key index.", index.counters.write_errors),
+        ("index_damaged_files", "Index files found damaged, and made anew.", index.counters.damaged_files),
+        ("zero_waits", "Times an append waited for zeros being written.", counters.zero_waits),
+        (
+            "zero_errors",
+            "Failed writes of zeros, after which none are written, unless only a file descriptor was missing.",
+            counters.zero_errors,
+        ),
+    ):
+        yield counter(f"headrace_store_{name}", text, count)
 
 
 def _nsq_families(server: NsqServer) -> Iterator[Metric]:

@@ -26,8 +26,10 @@ class OpenFilesWatch:
         seconds_without: Looks that found no descriptor.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, bounds: str = "nsq.max_connections and remoting.max_connections") -> None:
+        """Prepare to look; ``bounds`` are the settings that keep connections from taking all descriptors."""
         self.seconds_without = 0
+        self._bounds = bounds
         self._pace = LogPace(clock)
 
     def look(self) -> None:
@@ -41,7 +43,8 @@ class OpenFilesWatch:
             if self._pace.is_due("no descriptor left"):
                 logger.warning(
                     "no file descriptor left, new connections are closed unanswered limit=%d error=%s; raise the limit "
-                    "(ulimit -n), or bound connections by nsq.max_connections and remoting.max_connections",
+                    "(ulimit -n), or bound connections by %s",
                     resource.getrlimit(resource.RLIMIT_NOFILE)[0],
                     error.strerror,
+                    self._bounds,
                 )

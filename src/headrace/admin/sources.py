@@ -17,18 +17,20 @@ if TYPE_CHECKING:
     from headrace.nsq.lookupd.service import LookupdService
     from headrace.nsq.server import NsqServer
     from headrace.remoting.assembly import RemotingAssembly
+    from headrace.remoting.registry.server import RegistryServer
 
 
 @dataclass(kw_only=True)
 class MetricSources:
-    """Where the figures come from."""
+    """Where the figures come from; a registry by itself has no broker, and nothing of one."""
 
-    broker: Broker
     loop_lag: Histogram
     files: OpenFilesWatch
     clock: LoopClock
     version: str
     started_at_ms: int
+    broker: Broker | None = None
+    registry: RegistryServer | None = None
     nsq: NsqServer | None = None
     lookupd: LookupdService | None = None
     lookup_peers: LookupPeers | None = None

@@ -211,9 +211,14 @@ def test_index(admin: Harness) -> None:
     }
 
 
-def test_unknown_path(admin: Harness) -> None:
-    """Nothing else is served."""
-    assert admin.ask("/nope")[0] == 404
+@pytest.mark.parametrize("path", ["/nope", "/stats", "/lookup"])
+def test_unknown_path(admin: Harness, path: str) -> None:
+    """Nothing else is served; a wrong port is the usual reason, so it is said what is where."""
+    assert admin.ask(path) == (
+        404,
+        "not here: this admin port has /, /healthz, /readyz and /metrics; nsqd's API is on nsq.http_address, "
+        "nsqlookupd's on registry.nsq_http_address\n",
+    )
 
 
 @pytest.mark.parametrize("path", ["/readyz/", "/healthz/", "/metrics/"])
