@@ -39,7 +39,7 @@ from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener, Shortcut
 from headrace.net.listener import raise_file_limit
 from headrace.net.loop_load import LoopLoad
-from headrace.net.ports import EVERY_LISTENER_OFF, bind_listener, is_dispensable, listener_addresses
+from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_listener, is_dispensable, listener_addresses
 from headrace.nsq.config_options import NodeFacts, broadcast_http_port, broadcast_tcp_port
 from headrace.nsq.http import NsqHttp
 from headrace.nsq.http_publishes import HttpPublishes
@@ -155,7 +155,7 @@ class Node:
     def _bind_all(self) -> None:
         wanted = listener_addresses(self.settings)
         try:
-            dispensable = {name: address for name, address in wanted.items() if is_dispensable(name, address)}
+            dispensable = {name: at for name, at in wanted.items() if is_dispensable(LISTENERS[name], at)}
             self._bind({name: wanted[name] for name in wanted if name != "remoting" and name not in dispensable})
             if "remoting" in wanted:  # behind those: a free pair of ports is chosen beside them
                 self._sockets.update(bind_remoting(self.settings.remoting, free_port=self._free_ports))

@@ -57,7 +57,7 @@ def test_a_default_address_that_another_has_is_a_warning(monkeypatch: pytest.Mon
     """`serve` does without it."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_tcp": address})
+        monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"registry.nsq_tcp_address": address})
         listeners = {"nsqlookupd_tcp": address, "nsq_tcp": f"127.0.0.1:{free_port()}"}
         for is_answering in (True, False):
             running = {"nsqlookupd_tcp": is_answering, "nsq_tcp": False}
@@ -70,7 +70,7 @@ def test_a_default_address_that_another_has_is_a_warning(monkeypatch: pytest.Mon
 def test_an_address_that_was_set_goes_before_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """As at a start, which does without the other."""
     address = f"127.0.0.1:{free_port()}"
-    monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_http": address})
+    monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"registry.nsq_http_address": address})
     listeners = {"nsqlookupd_http": address, "admin": address}
     found = {finding.name: finding for finding in checkup.check_listeners(listeners, dict.fromkeys(listeners, False))}
     assert found["admin"].status == "ok"
@@ -82,7 +82,7 @@ def test_a_broker_that_does_without_a_default_is_running(tmp_path: Path, monkeyp
     """Who had the address may have gone since; the store is this broker's all the same."""
     with running_broker(store__data_dir=tmp_path / "store", registry__nsq_tcp_address="") as running:
         default = f"127.0.0.1:{free_port()}"
-        monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_tcp": default})
+        monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"registry.nsq_tcp_address": default})
         flags = [("--data-dir", str(tmp_path / "store")), ("--registry.nsq-tcp-address", default)]
         flags += [
             (f"--{LISTENERS[name].replace('_', '-')}", address)

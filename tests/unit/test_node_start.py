@@ -137,7 +137,7 @@ def test_an_address_that_was_set_goes_before_a_default(
     upper = free_port(below=VIP_DISTANCE)
     port = upper - VIP_DISTANCE if other == "remoting_vip" else upper
     default = f"127.0.0.1:{port}"
-    monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_http": default})
+    monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"registry.nsq_http_address": default})
     settings = replace(
         _only_admin(tmp_path, default if other == "admin" else ""),
         registry=RegistrySettings(address="", nsq_tcp_address="", nsq_http_address=default),

@@ -182,8 +182,8 @@ def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -
         yield Finding("problem", "listeners", EVERY_LISTENER_OFF)
     everything_answers = all(running[name] for name, address in listeners.items() if _is_certain(name, address))
     with ExitStack() as bound:  # held together: two of the settings may name one port
-        for name, address in sorted(listeners.items(), key=lambda item: is_dispensable(*item)):  # as at a start
-            bad: Status = "warning" if is_dispensable(name, address) else "problem"
+        for name, address in sorted(listeners.items(), key=lambda item: _may_be_left_out(*item)):  # as at a start
+            bad: Status = "warning" if _may_be_left_out(name, address) else "problem"
             rest = "; serve does without it" if bad == "warning" else ""
             if running[name]:
                 if everything_answers:
@@ -202,7 +202,11 @@ def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -
 
 def _is_certain(name: str, address: str) -> bool:
     """Return whether a broker that runs surely listens there: its port is set, and no start does without it."""
-    return parse_listener(address)[1] != 0 and not is_dispensable(name, address)
+    return parse_listener(address)[1] != 0 and not _may_be_left_out(name, address)
+
+
+def _may_be_left_out(name: str, address: str) -> bool:
+    return is_dispensable(SETTINGS[name], address)
 
 
 async def check_advertised(

@@ -1,4 +1,4 @@
-"""What a broker listens on, and ports taken before a start goes on.
+"""What a broker, or a registry by itself, listens on, and ports taken before a start goes on.
 
 A taken one must not cost a recovery, and is best explained by its setting.
 """
@@ -29,13 +29,21 @@ LISTENERS: Final = {
     "nsqlookupd_http": "registry.nsq_http_address",
     "admin": "admin.address",
 }
-"""The setting that has the address of each listener, by its name."""
-_DISPENSABLE: Final = {
-    "nsqlookupd_tcp": RegistrySettings().nsq_tcp_address,
-    "nsqlookupd_http": RegistrySettings().nsq_http_address,
+"""The setting that has the address of each listener of ``headrace serve``, by its name."""
+REGISTRY_LISTENERS: Final = {
+    "registry": "registry.address",
+    "nsqlookupd_tcp": "registry.nsq_tcp_address",
+    "nsqlookupd_http": "registry.nsq_http_address",
+    "admin": "registry.admin_address",
 }
-"""Listeners that a start does without where another program has their default address: a nsqlookupd, or a second broker
-whose other addresses were set before there were these."""
+"""The same of ``headrace registry``. Its admin port has a setting of its own: docs/adr/0020."""
+_DISPENSABLE: Final = {
+    "registry.nsq_tcp_address": RegistrySettings().nsq_tcp_address,
+    "registry.nsq_http_address": RegistrySettings().nsq_http_address,
+    "registry.admin_address": RegistrySettings().admin_address,
+}
+"""Settings of listeners that a start does without where another program has their default address: a nsqlookupd, or a
+second broker or registry whose other addresses were set before there were these."""
 EVERY_LISTENER_OFF: Final = (
     "every listener is off, nobody could connect: set one of nsq.tcp_address, nsq.http_address, "
     "remoting.address, registry.address, registry.nsq_tcp_address, registry.nsq_http_address and admin.address, with "
@@ -54,22 +62,31 @@ def listener_addresses(settings: Settings) -> dict[str, str]:
     return found
 
 
-def is_dispensable(name: str, address: str) -> bool:
-    """Return whether a start does without a listener if somebody has its address."""
-    return address == _DISPENSABLE.get(name)
+def registry_addresses(settings: RegistrySettings) -> dict[str, str]:
+    """Return where each listener of a registry by itself is to be, by its name; ``enabled`` is for brokers."""
+    found = {name: getattr(settings, setting.split(".")[1]) for name, setting in REGISTRY_LISTENERS.items()}
+    return {name: address for name, address in found.items() if address}
 
 
-def bind_listener(name: str, address: str, *, free_port: bool) -> socket.socket | None:
+def is_dispensable(setting: str, address: str) -> bool:
+    """Return whether a start does without the listener of a setting if somebody has its address."""
+    return address == _DISPENSABLE.get(setting)
+
+
+def bind_listener(name: str, address: str, *, free_port: bool, setting: str = "") -> socket.socket | None:
     """Bind a listener's socket; None where its default address is taken and the start does without, which is logged.
+
+    Args:
+        setting: Which has the address, where it is not the one of ``headrace serve``.
 
     Raises: as ``bind_port``.
     """
-    setting = LISTENERS[name]
+    setting = setting or LISTENERS[name]
     try:
         return bind_port(address, setting, free_port=free_port)
     except ConfigError as error:
         cause = error.__cause__
-        if not (isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE and is_dispensable(name, address)):
+        if not (isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE and is_dispensable(setting, address)):
             raise
         logger.warning(
             'listener left out, its default address is taken name=%s address=%s remedy=set %s to another one, or to ""',

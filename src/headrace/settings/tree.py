@@ -532,6 +532,10 @@ class RegistrySettings:
     """Host name or address by which producers reach ``nsq_http_address``; they are told of it when they register. Empty
     = the address it listens on, the host name where that is every address."""
 
+    admin_address: str = option("127.0.0.1:9878", form="address")
+    """Where ``headrace registry`` tells its health and metrics, ``host:port``; port 0 takes a free one; empty = not at
+    all. Nobody is asked who they are here either. Of a registry inside ``headrace serve``, ``admin.address`` does."""
+
     nsq_silent_ms: int = option(5 * MINUTE_MS, least=100, most=24 * HOUR_MS)
     """An NSQ producer that has said nothing for this long is hidden from consumers until it is heard again; nsqd says
     that it lives every 15 s. One whose connection closes is gone at once."""

@@ -1,25 +1,71 @@
-"""docs/metrics.md and /metrics of a running broker name the same families, with the same types and labels."""
+"""docs/metrics.md and /metrics of a running broker and a running registry name the same families.
+
+Each with the same type and labels.
+"""
 
 from __future__ import annotations
 
 import re
 import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import testing
 from tests.support.access_rules import write_rules
+from tests.support.registries import RegistryProcess
 from tests.support.remoting import RemotingSocket, send_fields
 
 PAGE = Path(__file__).parents[3] / "docs/metrics.md"
-ROW = re.compile(r"^\| `(headrace_[a-z_]+)` \| ([a-z]+) \| ([a-z, ]*) ?\| .+ \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(headrace_[a-z_]+)` \| ([a-z]+) \| ([a-z, ]*) ?\| (.+) \|$", re.MULTILINE)
+WHOSE = {
+    "Of a broker only.": False,
+    "Of a broker, and of a registry by itself.": True,
+    "Of a broker with a registry inside, and of a registry by itself.": True,
+}
+"""How a section begins, and whether a registry by itself has what is in it."""
 # Whoever sends nothing that proves who it is: for the counters that only access rules bring.
 RULES = '[[users]]\nname = "near"\naddresses = ["127.0.0.1"]\nadmin = true\n'
 
 
-def exported_families(folder: Path) -> dict[str, tuple[str, set[str]]]:
-    """Return type and labels of each family of a broker that has everything switched on."""
+@dataclass(frozen=True)
+class Family:
+    kind: str
+    labels: frozenset[str]
+
+
+def documented_families(*, of_registry: bool) -> dict[str, Family]:
+    """Return what the page says that a broker, or a registry by itself, has."""
+    found = {}
+    for section in PAGE.read_text().split("\n## ")[1:]:
+        title, _, text = section.partition("\n\n")
+        rows = ROW.findall(text)
+        begins = [whose for whose in WHOSE if text.startswith(whose)]
+        assert bool(begins) == bool(rows), f"whose are the families of the section {title}?"
+        for name, kind, labels, meaning in rows:
+            assert name not in found, "a family stands on the page twice"
+            if not of_registry or (WHOSE[begins[0]] and not meaning.startswith("broker only:")):
+                found[name] = Family(kind, frozenset(label.strip() for label in labels.split(",")) - {""})
+    return found
+
+
+def exported_families(text: str) -> dict[str, Family]:
+    """Return the families of an answer; one that has no sample yet shows no labels."""
+    found: dict[str, Family] = {}
+    for family in text_string_to_metric_families(text):
+        if family.name.startswith("headrace_"):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            assert name not in found, "a family comes in one piece"
+            labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+            found[name] = Family(family.type, frozenset(labels))
+    return found
+
+
+def scrape_broker(folder: Path) -> str:
+    """Return the metrics of a broker that has everything switched on."""
     options = {
         "access__rules_file": str(write_rules(folder, RULES)),
         "broker__dead_letter_webhook": "http://127.0.0.1:9/",
@@ -33,24 +79,27 @@ def exported_families(folder: Path) -> dict[str, tuple[str, set[str]]]:
         )
         urllib.request.urlopen(create, timeout=10).close()
         with urllib.request.urlopen(f"http://{broker.admin}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-    families = {}
-    for family in text_string_to_metric_families(text):
-        if family.name.startswith("headrace_"):
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-            families[name] = (family.type, labels)
-    return families
+            return str(answer.read().decode())
 
 
-def test_every_family_is_on_the_page_and_the_other_way_round(tmp_path: Path) -> None:
-    """docs/metrics.md; a family that has no sample yet shows no labels."""
-    rows = ROW.findall(PAGE.read_text())
-    documented = {name: (kind, {label.strip() for label in labels.split(",")} - {""}) for name, kind, labels in rows}
-    assert len(documented) == len(rows), "a family stands on the page twice"
-    exported = exported_families(tmp_path)
+def scrape_registry(folder: Path) -> str:
+    """Return the metrics of a registry by itself that has everything switched on."""
+    rules = str(write_rules(folder, RULES))
+    with RegistryProcess(folder, "--free-ports", "--access.rules-file", rules) as registry:
+        with RemotingSocket(registry.listeners["registry"]) as client:
+            assert client.call(206)[0]["code"] == 0
+        return registry.ask("/metrics")[1]
+
+
+@pytest.mark.parametrize(("scrape", "of_registry"), [(scrape_broker, False), (scrape_registry, True)])
+def test_every_family_is_on_the_page_and_the_other_way_round(
+    tmp_path: Path, scrape: Callable[[Path], str], of_registry: bool
+) -> None:
+    """docs/metrics.md; a registry by itself has nothing of a broker, which would be 0 for ever."""
+    exported = exported_families(scrape(tmp_path))
+    documented = documented_families(of_registry=of_registry)
     assert set(exported) - set(documented) == set(), "not in docs/metrics.md"
     assert set(documented) - set(exported) == set(), "in docs/metrics.md only"
-    for name, (kind, labels) in exported.items():
-        assert documented[name][0] == kind, name
-        assert labels in (set(), documented[name][1]), name
+    for name, family in exported.items():
+        assert documented[name].kind == family.kind, name
+        assert family.labels in (frozenset(), documented[name].labels), name

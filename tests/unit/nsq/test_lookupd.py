@@ -300,7 +300,7 @@ def test_a_default_port_that_is_taken_is_done_without(
     """A start that has worked before there was this listener must go on working; an address that was set is refused."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"nsqlookupd_tcp": address})
+        monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"registry.nsq_tcp_address": address})
         assert bind_listener("nsqlookupd_tcp", address, free_port=False) is None
         assert f"its default address is taken name=nsqlookupd_tcp address={address}" in caplog.text
         with pytest.raises(Exception, match=r"is taken .*--registry.nsq-http-address"):

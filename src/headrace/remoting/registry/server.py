@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -155,6 +156,21 @@ class RegistryServer(RequestServer[RegistryConnection]):
             self._lock_fd = _lock_folder(self.kv_path.parent)
             self.kv = self._load_kv()  # who had it before may have written since
 
+    def release(self) -> None:
+        """Let other registries have the folder; ``stop`` does."""
+        if self._lock_fd >= 0:
+            release_lock(self._lock_fd)
+            self._lock_fd = -1
+
+    def require_unlocked(self) -> None:
+        """Refuse a folder that another registry has; one that no registry has had yet is not touched.
+
+        Raises: as ``claim``.
+        """
+        if os.access(self.kv_path.parent / LOCK_FILE, os.F_OK):  # also not where we may not look: claiming says so
+            self.claim()
+            self.release()
+
     async def start(self, where: str | socket.socket) -> None:
         """Listen on a bound socket or an address. Raises: as ``claim``."""
         self._loop = loop = asyncio.get_running_loop()
@@ -182,9 +198,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
                     await written
             self._jobs.shutdown()
             self._jobs = None
-        if self._lock_fd >= 0:
-            release_lock(self._lock_fd)
-            self._lock_fd = -1
+        self.release()
 
     # -- brokers that come ---------------------------------------------------------------------------------------
 
