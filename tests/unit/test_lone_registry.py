@@ -226,6 +226,19 @@ def test_descriptors_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     asyncio.run(scenario())
 
 
+def test_a_lock_file_that_was_removed_does_not_let_another_in(tmp_path: Path) -> None:
+    """docs/running.md: removing the file does not help; each would write over the ordered topics of the other."""
+    first = LoneRegistry(settings(tmp_path))
+    first.open()
+    try:
+        (tmp_path / "namesrv" / "lock").unlink()
+        with pytest.raises(StoreLockedError, match=r"in use by another registry, whose lock file was removed; stop"):
+            LoneRegistry(settings(tmp_path)).open()
+    finally:
+        first.registry.release()
+        first._close_sockets()
+
+
 def test_a_second_start_is_told_of_the_first_not_of_its_ports(tmp_path: Path) -> None:
     """C-LIFE-06: with the same settings it found port 9876 "taken by another program", which is the first registry."""
     names = ("address", "nsq_tcp_address", "nsq_http_address", "admin_address")

@@ -391,10 +391,12 @@ def _lock_folder(folder: Path) -> int:
     """Keep a folder from other registries: each would write over what the other was told."""
     try:
         make_folder(folder)
-        return take_lock(folder / LOCK_FILE)
+        return take_lock(folder / LOCK_FILE, with_folder=True)
     except LockHeldError as error:
+        who = ", whose lock file was removed" if error.is_removed else ""
+        who = who or (f" (pid {error.owner})" if error.owner else "")
         raise StoreLockedError(
-            f"{folder} is in use by another registry{f' (pid {error.owner})' if error.owner else ''}; "
+            f"{folder} is in use by another registry{who}; "
             "stop that one first, or choose another directory with --data-dir"
         ) from error
     except OSError as error:
