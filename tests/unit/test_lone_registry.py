@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.errors import ConfigError, StoreLockedError
+from headrace.errors import ConfigError, StoreError, StoreLockedError
 from headrace.lone_registry import LoneRegistry
 from headrace.settings import RegistrySettings, Settings, StoreSettings
 from tests.support.ports import free_port
@@ -224,6 +225,19 @@ def test_descriptors_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert looks == at_the_end
 
     asyncio.run(scenario())
+
+
+def test_a_folder_that_takes_no_files_refuses_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C-LIFE-05: with a lock file of its own in another user's folder it started, and could keep no ordered topic."""
+    folder = tmp_path / "namesrv"
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != folder or not mode & os.W_OK)  # root may always
+    with pytest.raises(StoreError, match=r"cannot write to .*namesrv: Permission denied; make it writable"):
+        LoneRegistry(settings(tmp_path)).open()
+    monkeypatch.undo()
+    made = LoneRegistry(settings(tmp_path))
+    made.open()  # nobody has the lock
+    made.registry.release()
+    made._close_sockets()
 
 
 def test_a_lock_file_that_was_removed_does_not_let_another_in(tmp_path: Path) -> None:

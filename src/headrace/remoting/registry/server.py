@@ -11,6 +11,7 @@ Ref: remoting.md 4.8; requirements A-REG-01 to A-REG-22; docs/protocols/registry
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -391,6 +392,8 @@ def _lock_folder(folder: Path) -> int:
     """Keep a folder from other registries: each would write over what the other was told."""
     try:
         make_folder(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):  # though its lock file may be
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return take_lock(folder / LOCK_FILE, with_folder=True)
     except LockHeldError as error:
         who = ", whose lock file was removed" if error.is_removed else ""
