@@ -28,7 +28,13 @@ from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
 from headrace.net.address import format_address
 from headrace.net.http import HttpLimits, HttpListener
 from headrace.net.listener import raise_file_limit
-from headrace.net.ports import REGISTRY_LISTENERS, bind_listener, is_dispensable, registry_addresses
+from headrace.net.ports import (
+    REGISTRY_LISTENERS,
+    REGISTRY_NEEDS_ADDRESS,
+    bind_listener,
+    is_dispensable,
+    registry_addresses,
+)
 from headrace.nsq.lookupd.service import LISTENERS as LOOKUPD_LISTENERS
 from headrace.nsq.lookupd.service import LookupdService
 from headrace.remoting.registry.server import RegistryServer
@@ -78,7 +84,7 @@ class LoneRegistry:
         """
         settings = self.settings
         if not settings.registry.address:
-            raise ConfigError('registry.address = "" is not accepted: a registry alone needs an address "host:port"')
+            raise ConfigError(REGISTRY_NEEDS_ADDRESS)
         if problem := find_folder_problem(settings.store.data_dir):
             raise StoreError(f"{problem}; choose another with --data-dir")
         rules = open_rules(settings.access)

@@ -14,7 +14,7 @@ import resource
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +57,6 @@ FEW_INODES: Final = 100
 LATEST_PAST_S: Final = 1_700_000_000
 """November 2023: a clock before that has never been set."""
 CLOCK_SLACK_S: Final = 5
-ANOTHER: Final = "another program has it, or a broker with other settings"
 SETTINGS: Final = {**LISTENERS, "remoting_vip": "remoting.address"}
 """Which setting has the address of a listener."""
 
@@ -118,7 +117,7 @@ async def examine(settings: Settings) -> Report:
     add(check_clock(settings.store.data_dir, time.time()))
     add(check_files())
     add(check_disk(settings))
-    fixed = [running[name] for name, address in listeners.items() if _is_certain(name, address)]
+    fixed = [running[name] for name, address in listeners.items() if is_certain(SETTINGS[name], address)]
     if fixed or not listeners:  # of ports that are all chosen at the start nobody knows whose they are
         add(check_lock(settings.store.data_dir, all_answer=bool(fixed) and all(fixed)))
     add([Finding("ok", "java", "not needed: broker and registry are this one program")])
@@ -176,23 +175,35 @@ async def answers(address: str) -> bool:
     return True
 
 
-def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -> Iterator[Finding]:
-    """Does the broker answer on each port, or is each free to be used? A port that alone answers is another's."""
+def check_listeners(
+    listeners: Mapping[str, str],
+    running: Mapping[str, bool],
+    settings: Mapping[str, str] = SETTINGS,
+    command: str = "serve",
+) -> Iterator[Finding]:
+    """Does the broker answer on each port, or is each free to be used? A port that alone answers is another's.
+
+    Args:
+        settings: Which setting has the address of a listener.
+        command: Which listens there.
+    """
     if not listeners:
         yield Finding("problem", "listeners", EVERY_LISTENER_OFF)
-    everything_answers = all(running[name] for name, address in listeners.items() if _is_certain(name, address))
+    everything_answers = all(running[name] for name, at in listeners.items() if is_certain(settings[name], at))
     with ExitStack() as bound:  # held together: two of the settings may name one port
-        for name, address in sorted(listeners.items(), key=lambda item: _may_be_left_out(*item)):  # as at a start
-            bad: Status = "warning" if _may_be_left_out(name, address) else "problem"
-            rest = "; serve does without it" if bad == "warning" else ""
+        in_order = sorted(listeners.items(), key=lambda item: is_dispensable(settings[item[0]], item[1]))
+        for name, address in in_order:  # as at a start
+            bad: Status = "warning" if is_dispensable(settings[name], address) else "problem"
+            another = f"another program has it, or a {'broker' if command == 'serve' else command} with other settings"
+            rest = f"; {command} does without it" if bad == "warning" else ""
             if running[name]:
                 if everything_answers:
                     yield Finding("ok", name, f"{address} answers")
                 else:
-                    yield Finding(bad, name, f"{address} answers, and not all of these ports do: {ANOTHER}{rest}")
+                    yield Finding(bad, name, f"{address} answers, and not all of these ports do: {another}{rest}")
                 continue
             try:
-                bound.enter_context(bind_port(address, SETTINGS[name], free_port=False))
+                bound.enter_context(bind_port(address, settings[name], free_port=False))
             except ConfigError as error:
                 yield Finding(bad, name, f"{error}{rest}")
             else:
@@ -200,13 +211,9 @@ def check_listeners(listeners: Mapping[str, str], running: Mapping[str, bool]) -
                 yield Finding("ok", name, f"{address} {says}")
 
 
-def _is_certain(name: str, address: str) -> bool:
-    """Return whether a broker that runs surely listens there: its port is set, and no start does without it."""
-    return parse_listener(address)[1] != 0 and not _may_be_left_out(name, address)
-
-
-def _may_be_left_out(name: str, address: str) -> bool:
-    return is_dispensable(SETTINGS[name], address)
+def is_certain(setting: str, address: str) -> bool:
+    """Return whether who runs surely listens there: its port is set, and no start does without it."""
+    return parse_listener(address)[1] != 0 and not is_dispensable(setting, address)
 
 
 async def check_advertised(
@@ -318,18 +325,29 @@ def check_registration(settings: Settings) -> list[Finding]:
 
 def check_access(settings: Settings, rules: AccessRules | None, listeners: Mapping[str, str]) -> list[Finding]:
     """Who may do what, and is a port open to others without it?"""
-    found = []
+    found = list(find_rule_file(settings, rules))
     if rules is not None:
-        found.append(Finding("ok", "access", f"{len(rules.users)} users in {settings.access.rules_file}"))
-        if is_exposed(Path(settings.access.rules_file)):
-            text = f"{settings.access.rules_file} holds secrets and is open to every user of this machine: chmod 600"
-            found.append(Finding("warning", "access", text))
         name = settings.access.broker_user
         problem = find_registration_problem(settings, rules)
         if problem or not name:
             text = problem or "this broker does not sign, so registries with rules refuse it"
             what = f"is {name}" if name else "is empty"
             found.append(Finding("problem" if problem else "warning", "access", f"access.broker_user {what}: {text}"))
+    return [*found, *check_unguarded(rules, listeners)]
+
+
+def find_rule_file(settings: Settings, rules: AccessRules | None) -> Iterator[Finding]:
+    """Are there rules, and does nobody else read them?"""
+    if rules is None:
+        return
+    yield Finding("ok", "access", f"{len(rules.users)} users in {settings.access.rules_file}")
+    if is_exposed(Path(settings.access.rules_file)):
+        text = f"{settings.access.rules_file} holds secrets and is open to every user of this machine: chmod 600"
+        yield Finding("warning", "access", text)
+
+
+def check_unguarded(rules: AccessRules | None, listeners: Mapping[str, str]) -> Iterator[Finding]:
+    """Is a port open to others though nobody is asked there who he is?"""
     unguarded = [
         name
         for name, address in listeners.items()
@@ -337,10 +355,9 @@ def check_access(settings: Settings, rules: AccessRules | None, listeners: Mappi
     ]
     if unguarded:
         text = f"whoever reaches them can use {', '.join(unguarded)}: no TLS, no access rules"
-        found.append(Finding("warning", "access", text))
+        yield Finding("warning", "access", text)
     elif rules is None:
-        found.append(Finding("ok", "access", "no rules, and only this machine can connect"))
-    return found
+        yield Finding("ok", "access", "no rules, and only this machine can connect")
 
 
 def check_clock(data_dir: Path, now_s: float) -> list[Finding]:
@@ -421,7 +438,7 @@ def check_lock(data_dir: Path, *, all_answer: bool) -> list[Finding]:
     return [Finding("problem", "store", f"{text}: stop it, or choose another directory with --data-dir")]
 
 
-def run_checkup(settings: Settings) -> Report:
+def run_checkup(settings: Settings, look: Callable[[Settings], Coroutine[Any, Any, Report]] = examine) -> Report:
     """Look at everything, outside an event loop; see ``examine``."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the broker's: its errors are the system's
-        return runner.run(examine(settings))
+        return runner.run(look(settings))

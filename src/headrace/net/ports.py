@@ -49,6 +49,7 @@ EVERY_LISTENER_OFF: Final = (
     "remoting.address, registry.address, registry.nsq_tcp_address, registry.nsq_http_address and admin.address, with "
     "enabled = true in its section"
 )
+REGISTRY_NEEDS_ADDRESS: Final = 'registry.address = "" is not accepted: a registry alone needs an address "host:port"'
 
 
 def listener_addresses(settings: Settings) -> dict[str, str]:

@@ -1,0 +1,116 @@
+"""What ``headrace doctor --registry`` looks at: whether a registry by itself starts with these settings, or answers."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from http.client import HTTPException
+from pathlib import Path
+from typing import Final
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from headrace.broker.access import find_rules
+from headrace.cli.checkup import (
+    ANSWER_S,
+    COMFORTABLE_FILES,
+    Report,
+    answers,
+    check_listeners,
+    check_unguarded,
+    find_rule_file,
+    is_certain,
+    parse_listener,
+)
+from headrace.cli.findings import Finding
+from headrace.lock_file import is_held, owner_in
+from headrace.net.address import format_address, told_host
+from headrace.net.listener import MIN_FILES
+from headrace.net.ports import REGISTRY_LISTENERS, REGISTRY_NEEDS_ADDRESS, registry_addresses
+from headrace.registry.kv_config import KV_FOLDER
+from headrace.remoting.registry.server import LOCK_FILE
+from headrace.settings import Settings
+from headrace.settings.folder import find_folder_problem
+
+MAX_ANSWER_BYTES: Final = 10_000
+
+
+async def examine_registry(settings: Settings) -> Report:
+    """Look at everything.
+
+    Raises:
+        ConfigError: the rule file or an address in the settings is wrong.
+    """
+    rules = find_rules(settings.access)
+    listeners = registry_addresses(settings.registry)
+    running = {name: await answers(address) for name, address in listeners.items()}
+    http = listeners.get("nsqlookupd_http")
+    told = None
+    if http is not None:
+        told = format_address((told_host(settings.registry.nsq_broadcast_address, http), parse_listener(http)[1]))
+    report = Report({"nsqlookupd_http": told})
+    add = report.findings.extend
+    if "registry" not in listeners:
+        add([Finding("problem", "registry", REGISTRY_NEEDS_ADDRESS)])
+    if listeners:
+        add(check_listeners(listeners, running, REGISTRY_LISTENERS, "registry"))
+    folder = settings.store.data_dir / KV_FOLDER
+    is_running = is_held(folder / LOCK_FILE)
+    if "admin" in listeners and running["admin"] and is_running:
+        add([await asyncio.to_thread(check_health, listeners["admin"])])
+    add(find_rule_file(settings, rules))
+    add(check_unguarded(rules, listeners))
+    add(check_files())
+    if problem := find_folder_problem(settings.store.data_dir):
+        add([Finding("problem", "folder", f"{problem}; choose another with --data-dir")])
+        return report
+    fixed = [running[name] for name, address in listeners.items() if is_certain(REGISTRY_LISTENERS[name], address)]
+    add(check_folder(folder, all_answer=bool(fixed) and all(fixed), is_certain=bool(fixed)))
+    return report
+
+
+def check_health(address: str) -> Finding:
+    """What does the admin port say of its process?"""
+    host, port = parse_listener(address)
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    said = []
+    try:
+        for path in ("/healthz", "/readyz"):
+            try:
+                with urlopen(f"http://{format_address((host, port))}{path}", timeout=ANSWER_S) as answer:
+                    said.append(answer.read(MAX_ANSWER_BYTES).decode("utf-8", "replace").strip())
+            except HTTPError as error:
+                with error:
+                    text = error.read(MAX_ANSWER_BYTES).decode("utf-8", "replace").strip()
+                return Finding("problem", "health", f"{address}{path} answers {error.code}: {text}")
+    except (OSError, HTTPException) as error:
+        return Finding("problem", "health", f"{address} does not tell: {error}")
+    return Finding("ok", "health", f"{address} says {', '.join(said)}")
+
+
+def check_folder(folder: Path, *, all_answer: bool, is_certain: bool) -> list[Finding]:
+    """Does the process that has the folder answer on the ports of these settings, and no other?"""
+    lock = folder / LOCK_FILE
+    held = is_held(lock)
+    if not is_certain or all_answer == held:  # of ports that are all chosen at the start nobody knows whose they are
+        return [Finding("ok", "folder", f"{folder} {f'is in use by process {owner_in(lock)}' if held else 'is free'}")]
+    if all_answer:
+        text = f"all of these ports answer, and no registry has {folder}: another program has them, or a registry"
+        return [
+            Finding("problem", "folder", f"{text} with other settings; doctor takes the flags and files of registry")
+        ]
+    text = f"{folder} is in use by process {owner_in(lock)}, which does not answer on all of these ports"
+    return [Finding("problem", "folder", f"{text}: stop it, or choose another directory with --data-dir")]
+
+
+def check_files() -> list[Finding]:
+    """Are there file descriptors for clients?"""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY:
+        return [Finding("ok", "open files", "no limit")]
+    text = f"at most {hard}; each broker, producer and client takes one"
+    if hard < MIN_FILES:
+        return [Finding("problem", "open files", f"{text}; a start needs {MIN_FILES}: raise ulimit -Hn")]
+    if hard < COMFORTABLE_FILES:
+        return [Finding("warning", "open files", f"{text}; raise ulimit -Hn for more clients")]
+    return [Finding("ok", "open files", text)]
