@@ -12,6 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from headrace.admin.families import counter, gauge, labelled
+from headrace.admin.lag_metrics import lag_families
 from headrace.admin.slices import family_slices
 from headrace.broker.consumers.clients import Role
 from headrace.remoting.codes import request_name, response_name
@@ -30,6 +31,7 @@ def remoting_families(assembly: RemotingAssembly) -> Iterator[Metric]:
     if assembly.server is not None:
         yield from _server_families(assembly.server)
     yield from _group_families(assembly.services)
+    yield from lag_families(assembly.services)
     yield from _message_families(assembly.services)
     yield from _reader_families(assembly.services)
     yield from _producer_families(assembly.services.producers)
