@@ -200,6 +200,6 @@ def raise_file_limit() -> None:
             logger.debug("limit of open files not raised soft=%d hard=%d error=%s", soft, hard, error)
     if soft != resource.RLIM_INFINITY and soft < MIN_FILES:
         raise ConfigError(
-            f"the limit of open files is {soft}, a broker needs {MIN_FILES} and one more for each connection; "
+            f"the limit of open files is {soft}, Headrace needs {MIN_FILES} and one more for each connection; "
             "raise it with ulimit -n"
         )

@@ -162,7 +162,7 @@ def test_wrong_magic_is_refused():
         (b"\x00\x00\x00\x7b\x00\x00\x00\x77", "RocketMQ's protocol, which remoting.address and registry.address take"),
         (
             b"GET /ping HTTP/1.1\r\n\r\n",
-            "HTTP, which nsq.http_address, registry.nsq_http_address and admin.address take",
+            "HTTP, which nsq.http_address, registry.nsq_http_address, admin.address and registry.admin_address take",
         ),
         (b"\x16\x03\x01\x02\x00", "TLS, which no port takes"),
     ],
@@ -182,7 +182,8 @@ def test_refused_protocols_are_logged_once_a_minute_each(caplog: pytest.LogCaptu
         bench.client(magic=False).send(start)
     assert [record.getMessage().rpartition("=")[2] for record in caplog.records] == [
         "E_BAD_PROTOCOL",
-        "the client speaks HTTP, which nsq.http_address, registry.nsq_http_address and admin.address take",
+        "the client speaks HTTP, which nsq.http_address, registry.nsq_http_address, admin.address and "
+        "registry.admin_address take",
     ]
     bench.clock.advance_ms(60_000)
     bench.client(magic=False).send(b"SSH-2.0-z")

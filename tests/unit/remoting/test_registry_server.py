@@ -111,7 +111,8 @@ def test_frame_beyond_help_closes_the_connection(frame: bytes) -> None:
         (b"  V2", "the client speaks NSQ's protocol, which nsq.tcp_address takes"),
         (
             b"GET / HTTP/1.1\r\n\r\n",
-            "the client speaks HTTP, which nsq.http_address, registry.nsq_http_address and admin.address take",
+            "the client speaks HTTP, which nsq.http_address, registry.nsq_http_address, admin.address and "
+            "registry.admin_address take",
         ),
         (b"\x16\x03\x01\x02\x00", "the client speaks TLS, which no port takes"),
     ],
