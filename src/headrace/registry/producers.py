@@ -277,10 +277,11 @@ class ProducerTable:
 
     def nodes(self, now_ms: int) -> Iterator[Node]:
         """Walk the producers that are heard, with their topics; they may change meanwhile."""
+        ended_ms = now_ms - self._tombstone_ms
         for producer in list(self._producers.values()):
             if self._is_heard(producer, now_ms):
                 tombstones = producer.tombstones
-                are_hidden = [self._is_hidden(since_ms, now_ms) for since_ms in tombstones.values()]
+                are_hidden = [since_ms > ended_ms and since_ms != NEVER_MS for since_ms in tombstones.values()]
                 yield Node(producer.info, list(tombstones), are_hidden)
 
     def entries(self) -> Iterator[Entry]:

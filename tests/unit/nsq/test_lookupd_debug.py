@@ -10,7 +10,7 @@ import pytest
 from headrace.clock import ManualClock
 from headrace.errors import ClosingError, QuotaExceededError
 from headrace.nsq.http_request import Reply, Request
-from headrace.nsq.lookupd import http
+from headrace.nsq.lookupd import answers, http
 from headrace.registry.producers import ProducerInfo, ProducerTable
 
 CHANNELS = 5_000
@@ -58,7 +58,7 @@ def ask_debug(table: ProducerTable, times: int) -> tuple[list[Reply], int]:
 def test_others_have_turns_while_it_is_written(table: ProducerTable) -> None:
     """It took 3.5 s in one go for a million channels, and nobody else was served."""
     replies, turns = ask_debug(table, 2)
-    assert turns >= 2 * CHANNELS // http.ROWS_PER_TURN
+    assert turns >= 2 * CHANNELS * answers.ROW_COST // answers.SLICE_COST
     for reply in replies:
         rows = json.loads(reply.body)
         assert len(rows) == 1 + 1 + CHANNELS

@@ -6,12 +6,11 @@ Ref: nsq.md 4.3; ``tests/interop/test_nsq_lookupd.py`` compares with nsqlookupd,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import QuotaExceededError
 from headrace.log_pace import LogPace
@@ -27,21 +26,18 @@ from headrace.nsq.http_request import (
     json_reply,
     named_argument,
 )
+from headrace.nsq.lookupd.answers import debug_fields, lookup_fields, names_fields, nodes_fields
 from headrace.nsq.version import server_version
-from headrace.registry.producers import NEVER_MS
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
-    from headrace.registry.producers import Entry, ProducerTable
+    from headrace.registry.producers import Lookup, ProducerTable
 
-NEVER_NS: Final = -6_795_364_578_871_345_152
-"""What Go's UnixNano says of a time that was never set; /debug shows it."""
+Fields = Callable[[], Iterator[bytes]]
+"""Begins to write an answer, in slices."""
+
 MAX_DEBUG_BYTES: Final = 64 << 20
 """Longest answer of /debug; some 250 bytes for each producer of a topic or channel."""
-ROWS_PER_TURN: Final = 200
-"""Of /debug, before others have their turn: a millisecond."""
-NAMES_PER_TURN: Final = 2_000
-"""Of topics in /nodes: the same."""
 
 
 @dataclass(kw_only=True)
@@ -54,7 +50,7 @@ class LookupdHttp(HttpApi):
 
     def __post_init__(self) -> None:
         self.set_up(self._build_routes(), LogPace(self.clock))
-        self._debugging = asyncio.Lock()
+        self._for_consumers, self._for_tools = asyncio.Lock(), asyncio.Lock()
 
     def _build_routes(self) -> Routes:
         get: dict[str, Handler] = {
@@ -87,53 +83,42 @@ class LookupdHttp(HttpApi):
 
     async def handle_lookup(self, request: Request) -> Reply:
         """GET /lookup: a topic's channels, and the producers that consumers should connect to."""
-        found = self.table.lookup(named_argument(request.arguments(), "topic"), self.clock.monotonic_ms())
-        if found is None:
-            raise HttpRefusal(404, "TOPIC_NOT_FOUND")
-        return json_reply({"channels": found.channels, "producers": found.producers})
+        topic = named_argument(request.arguments(), "topic")
+        return await self._tell(lambda: lookup_fields(self._find(topic)), self._for_consumers)
 
     async def handle_topics(self, request: Request) -> Reply:
         """GET /topics."""
-        return json_reply({"topics": self.table.topics()})
+        return await self._tell(lambda: names_fields("topics", self.table.topics()), self._for_consumers)
 
     async def handle_channels(self, request: Request) -> Reply:
         """GET /channels: of a topic, none if it is not known."""
-        return json_reply({"channels": self.table.channels_of(named_argument(request.arguments(), "topic"))})
+        topic = named_argument(request.arguments(), "topic")
+        return await self._tell(lambda: names_fields("channels", self.table.channels_of(topic)), self._for_consumers)
 
     async def handle_nodes(self, request: Request) -> Reply:
-        """GET /nodes: every producer with its topics; others have turns meanwhile."""
-        parts: list[bytes] = []
-        names_in_turn = 0
-        for node in self.table.nodes(self.clock.monotonic_ms()):
-            row = {**asdict(node.info), "tombstones": node.tombstones, "topics": node.topics}
-            parts.append(msgspec.json.encode(row))
-            names_in_turn += len(node.topics)
-            if names_in_turn >= NAMES_PER_TURN:
-                names_in_turn = 0
-                await asyncio.sleep(0)
-        return Reply(200, b'{"producers":[' + b",".join(parts) + b"]}", JSON_TYPE)
+        """GET /nodes: every producer with its topics."""
+        return await self._tell(lambda: nodes_fields(self.table.nodes(self.clock.monotonic_ms())), self._for_tools)
 
     async def handle_debug(self, request: Request) -> Reply:
-        """GET /debug: the whole table, as nsqlookupd keys it; for one at a time, and others have turns meanwhile."""
-        async with self._debugging:
-            return Reply(200, await self._write_table(), JSON_TYPE)
-
-    async def _write_table(self) -> bytes:
+        """GET /debug: the whole table, as nsqlookupd keys it."""
         now_ms = self.clock.monotonic_ms()
         to_wall_ms = self.clock.now_ms() - now_ms
-        parts: list[bytes] = []
-        size = rows_in_turn = 0
-        for key, entries in groupby(self.table.entries(), key=_debug_key):
-            rows = [_debug_row(entry, now_ms, to_wall_ms) for entry in entries]
-            parts.append(msgspec.json.encode(key) + b":" + msgspec.json.encode(rows))
-            size += len(parts[-1])
-            if size > MAX_DEBUG_BYTES:
-                raise QuotaExceededError(f"the table is too long for /debug, which answers {MAX_DEBUG_BYTES} bytes")
-            rows_in_turn += len(rows)
-            if rows_in_turn >= ROWS_PER_TURN:
-                rows_in_turn = 0
-                await asyncio.sleep(0)
-        return b"{" + b",".join(parts) + b"}"
+        fields = lambda: debug_fields(self.table.entries(), now_ms, to_wall_ms)  # noqa: E731
+        return await self._tell(fields, self._for_tools, most_bytes=MAX_DEBUG_BYTES)
+
+    def _find(self, topic: str) -> Lookup:
+        found = self.table.lookup(topic, self.clock.monotonic_ms())
+        if found is None:
+            raise HttpRefusal(404, "TOPIC_NOT_FOUND")
+        return found
+
+    async def _tell(self, fields: Fields, turns: asyncio.Lock, *, most_bytes: int = sys.maxsize) -> Reply:
+        """Answer with an object of these fields.
+
+        Raises:
+            QuotaExceededError: it would be longer than ``most_bytes``.
+        """
+        return Reply(200, b"".join((b"{", *await _write(fields, turns, most_bytes), b"}")), JSON_TYPE)
 
     # -- changing --
 
@@ -177,21 +162,26 @@ def _valid_name(arguments: Mapping[str, str], kind: str) -> str:
     return name
 
 
-def _debug_key(entry: Entry) -> str:
-    return f"{entry.category}:{entry.topic}:{entry.channel}"
+async def _write(fields: Fields, turns: asyncio.Lock, most_bytes: int) -> list[bytes]:
+    """Return the slices of an answer: of a short one at once, of a long one each in a turn of the event loop.
 
-
-def _debug_row(entry: Entry, now_ms: int, to_wall_ms: int) -> dict[str, Any]:
-    producer, info = entry.producer, entry.producer.info
-    is_tombstoned = entry.tombstoned_ms != NEVER_MS
-    return {
-        "id": info.remote_address,
-        "hostname": info.hostname,
-        "broadcast_address": info.broadcast_address,
-        "tcp_port": info.tcp_port,
-        "http_port": info.http_port,
-        "version": info.version,
-        "last_update": (min(producer.seen_ms, now_ms) + to_wall_ms) * 1_000_000,
-        "tombstoned": is_tombstoned,
-        "tombstoned_at": (entry.tombstoned_ms + to_wall_ms) * 1_000_000 if is_tombstoned else NEVER_NS,
-    }
+    Long ones are written one behind the other: those that wait for ``turns`` hold nothing, however many are asked for.
+    """
+    slices = fields()
+    parts = list(islice(slices, 2))
+    if len(parts) == 1:
+        return parts
+    if turns.locked():
+        slices, parts = iter(()), []
+    async with turns:
+        if not parts:
+            slices = fields()
+        size = sum(map(len, parts))
+        for part in slices:
+            await asyncio.sleep(0)
+            parts.append(part)
+            size += len(part)
+            if size > most_bytes:
+                raise QuotaExceededError(f"the table is too long for the answer, which has {most_bytes} bytes at most")
+        await asyncio.sleep(0)
+        return parts
