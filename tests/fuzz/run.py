@@ -14,7 +14,9 @@ from typing import Final
 import atheris
 
 with atheris.instrument_imports(
-    include=[f"headrace.{part}" for part in ("broker", "format", "net", "nsq", "remoting", "spark", "store")]
+    include=[
+        f"headrace.{part}" for part in ("broker", "format", "net", "nsq", "registry", "remoting", "spark", "store")
+    ]
 ):
     from tests.fuzz import targets
 

@@ -27,7 +27,7 @@ from headrace.remoting.sending.rows import RowIntake
 from headrace.remoting.signature import signed_content
 from headrace.spark.decode import Decoder
 from headrace.spark.schema import COLUMNS
-from tests.fuzz import nsq_targets, pull_targets, store_targets
+from tests.fuzz import lookupd_targets, nsq_targets, pull_targets, store_targets
 from tests.support.exactly_once import encode_rows
 from tests.unit.remoting import vectors
 
@@ -256,6 +256,10 @@ GROUPS: Final[dict[str, tuple[Callable[[bytes], None], ...]]] = {
         json, registration, plain_registration, queues, heartbeat, expression,
         nsq_targets.nsq_commands, nsq_targets.http_publish, nsq_targets.mpub_bodies,
     ),
+    "lookupd": (
+        lookupd_targets.lookupd_commands, lookupd_targets.lookupd_requests,
+        lookupd_targets.lookupd_replies, lookupd_targets.lookupd_answers,
+    ),
     "brokers": (nsq_targets.nsq_reads, pull_targets.known_pulls, store_targets.damaged_log),
 }  # fmt: skip
 """Targets by group: each is fuzzed in a process of its own, since those that set up a broker or a store for an input
@@ -341,7 +345,7 @@ def _seeds_by_target() -> dict[str, list[bytes]]:
         ],
     }
     by_name = {target.__name__: inputs for target, inputs in found.items()}
-    return by_name | nsq_targets.seeds() | pull_targets.seeds() | store_targets.seeds()
+    return by_name | nsq_targets.seeds() | lookupd_targets.seeds() | pull_targets.seeds() | store_targets.seeds()
 
 
 def write_corpus(group: str, folder: Path) -> None:
