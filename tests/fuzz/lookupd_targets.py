@@ -24,6 +24,7 @@ from headrace.nsq.lookup_peers.answer import AnswerReader
 from headrace.nsq.lookupd.codec import MAGIC, MAX_BODY_BYTES, MAX_LINE_BYTES
 from headrace.nsq.lookupd.connection import READ_BYTES, ProducerConnection
 from headrace.nsq.lookupd.http import LookupdHttp
+from headrace.nsq.lookupd.old_form import asks_for_today
 from headrace.nsq.lookupd.server import LookupdServer
 from headrace.registry.producers import ProducerTable
 from headrace.settings import Settings
@@ -123,7 +124,7 @@ def lookupd_requests(data: bytes) -> None:
     producer._take(MAGIC + _identify(WHO) + b"REGISTER t c\nREGISTER u\nREGISTER v#ephemeral d#ephemeral\n")
     app = LookupdHttp(table=server.table, clock=server.clock)
     for request in _requests(data):
-        _check_answer(finish(app._answer(request)))
+        _check_answer(finish(app._answer(request)), asks_for_today(request.headers))
     _contents(server.table)
 
 
@@ -151,10 +152,13 @@ async def _no_body() -> dict[str, Any]:
     raise AssertionError("nsqlookupd reads no bodies")
 
 
-def _check_answer(reply: Reply) -> None:
+def _check_answer(reply: Reply, is_for_today: bool) -> None:
     assert reply.status in STATUSES
     if reply.content_type == JSON_TYPE:
-        msgspec.json.decode(reply.body)
+        told = msgspec.json.decode(b"".join(reply.pieces) or reply.body)
+        old = {name: told.pop(name) for name in ("status_code", "status_txt", "data") if name in told}
+        assert len(old) == (0 if is_for_today else 3)
+        assert is_for_today or old["data"] == (told if reply.status == 200 else None)
     for _, value in reply.all_headers():
         assert not set(b"\r\n") & set(value)
 

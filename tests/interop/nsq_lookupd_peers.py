@@ -19,6 +19,8 @@ from tests.interop.nsq_peers import HEADRACE, START_SECONDS, Answer, ask, logged
 from tests.support.waiting import until
 
 MAGIC = b"  V1"
+TODAY = {"Accept": "application/vnd.nsq; version=1.0"}
+"""Asks Headrace for answers without the form that they had before 1.0; nsqlookupd 1.3.0 does not look at it."""
 NEVER_NS = -6795364578871345152
 """What nsqlookupd's /debug says of the time of a tombstone that is none: Go's zero time."""
 
@@ -35,8 +37,8 @@ class Lookupd:
     """Connections that registered in a test, by a name that both servers' have."""
 
     def ask(self, method: str, target: str, body: bytes | None = None) -> Answer:
-        """Send one request to the HTTP port."""
-        return ask(self.http, method, target, body)
+        """Send one request to the HTTP port, as NSQ's tools do."""
+        return ask(self.http, method, target, body, TODAY)
 
     def get(self, target: str) -> Any:
         """Return the JSON of a GET that must succeed."""

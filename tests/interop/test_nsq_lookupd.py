@@ -26,6 +26,7 @@ from tests.interop.nsq_lookupd_peers import (
     serve_nsqlookupd,
     serve_registry,
 )
+from tests.interop.nsq_peers import Answer, ask
 from tests.support.waiting import until
 
 Pair = tuple[Lookupd, Lookupd]
@@ -397,6 +398,98 @@ def test_bodies_are_passed_over(pair: Pair) -> None:
     compare(pair, "POST", "/topic/create", b"topic=h-body")
     compare(pair, "POST", "/topic/create?topic=h-body", b"x" * 100_000)
     compare_states(pair, "h-body")
+
+
+# -- who does not ask for version 1.0 --
+
+
+def without_old_form(answer: Answer) -> tuple[int, bytes]:
+    """Check the form of answers before 1.0 and return the rest as nsqlookupd would write it."""
+    told = answer.json()
+    data, status_code, status_txt = told.pop("data"), told.pop("status_code"), told.pop("status_txt")
+    if answer.status == 200:
+        assert (status_code, status_txt, data) == (200, "OK", told)
+    else:
+        number = answer.status if told["message"] in ("NOT_FOUND", "METHOD_NOT_ALLOWED") else 500
+        assert (status_code, status_txt, data) == (number, told["message"], None)
+    return answer.status, json.dumps(told, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("accept", [{}, {"Accept": "*/*"}, {"Accept": "application/json"}])
+def test_answers_in_both_forms(pair: Pair, accept: dict[str, str]) -> None:
+    """X-NSQ-18: the old form is beside today's answers to the same requests, JSON alone."""
+    for server in pair:
+        server.post("/channel/create?topic=h-a&channel=c")
+    found = 0
+    for method, target in [
+        *(("GET", target) for target in [*PATHS, *QUERIES]),
+        *(("POST", f"/{call}") for call in CALLS),
+    ]:
+        if target == "/debug" or target.startswith("/debug?"):
+            continue
+        theirs, ours = (ask(server.http, method, target, None, accept) for server in pair)
+        if "json" in theirs.headers.get("content-type", ""):
+            found += 1
+            told = without_old_form(ours)
+            assert (told[0], plain_version(told[1])) == (theirs.status, plain_version(theirs.body)), (method, target)
+            assert ours.headers["content-type"] == theirs.headers["content-type"]
+        else:
+            assert (ours.status, ours.body) == (theirs.status, theirs.body), (method, target)
+    assert found > 50
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/vnd.nsq; version=1.0",
+        "application/vnd.nsq version=1.0",
+        "text/html, application/vnd.nsq;version=1.0",
+    ],
+)
+def test_who_asks_for_version_1_gets_no_old_form(pair: Pair, accept: str) -> None:
+    """X-NSQ-18; gnsq leaves out the semicolon."""
+    for target in ("/info", "/topics", "/lookup", "/nope", "/nodes"):
+        theirs, ours = (ask(server.http, "GET", target, None, {"Accept": accept}) for server in pair)
+        assert (ours.status, plain_version(ours.body)) == (theirs.status, plain_version(theirs.body))
+
+
+def find_as_pynsq_did(http: str, topic: str) -> list[tuple[str, int]]:
+    """Look producers up as pynsq 0.5.0 does (Reader._finish_query_lookupd)."""
+    answer = ask(http, "GET", f"/lookup?topic={topic}")
+    if answer.status != 200:
+        return []
+    lookup_data = answer.json()
+    if lookup_data["status_code"] != 200:
+        return []
+    return [
+        (producer.get("broadcast_address", producer.get("address")), producer["tcp_port"])
+        for producer in lookup_data["data"]["producers"]
+    ]
+
+
+def request_as_gonsq_did(http: str, target: str) -> Any:
+    """Ask as go-nsq 0.3.2 does (ApiRequest)."""
+    answer = ask(http, "GET", target)
+    told = answer.json()
+    if told["status_code"] != 200:
+        raise ValueError(f"response status_code != 200: {told['status_txt']}")
+    return told["data"]
+
+
+def test_clients_from_before_1_0(pair: Pair) -> None:
+    """X-NSQ-18, D-DISC-02: they look for producers where those stood then."""
+    ours = pair[1]
+    ours.open("a")
+    ours.say("a", "REGISTER old c")
+    assert find_as_pynsq_did(ours.http, "old") == [("a", 4150)]
+    assert find_as_pynsq_did(ours.http, "none") == []
+    assert request_as_gonsq_did(ours.http, "/lookup?topic=old")["channels"] == ["c"]
+    assert request_as_gonsq_did(ours.http, "/topics") == {"topics": ["old"]}
+    assert request_as_gonsq_did(ours.http, "/channels?topic=old") == {"channels": ["c"]}
+    assert [row["topics"] for row in request_as_gonsq_did(ours.http, "/nodes")["producers"]] == [["old"]]
+    assert set(request_as_gonsq_did(ours.http, "/debug")) == {"client::", "topic:old:", "channel:old:c"}
+    with pytest.raises(ValueError, match="TOPIC_NOT_FOUND"):
+        request_as_gonsq_did(ours.http, "/lookup?topic=none")
 
 
 # -- registrations --

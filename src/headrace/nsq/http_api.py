@@ -121,7 +121,10 @@ class HttpApi:
             # be told from it.
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "http.response.body", "body": reply.body})
+        *first, last = reply.pieces or (reply.body,)
+        for piece in first:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": last})
 
     async def _answer(self, request: Request) -> Reply:
         try:

@@ -83,10 +83,13 @@ class Reply:
     body: bytes = b""
     content_type: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = (NSQ_HEADER,)
+    pieces: tuple[bytes, ...] = ()
+    """What goes out instead of ``body``, one behind the other: for what is long and comes more than once."""
 
     def all_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers with those of the body."""
-        headers = [(b"Content-Length", b"%d" % len(self.body)), *self.headers]
+        length = sum(map(len, self.pieces)) or len(self.body)
+        headers = [(b"Content-Length", b"%d" % length), *self.headers]
         if self.content_type:
             headers.append((b"Content-Type", self.content_type))
         return headers

@@ -20,6 +20,7 @@ from headrace.nsq.lookupd.codec import MAGIC, MAX_BODY_BYTES
 from headrace.testing import RunningBroker, broker
 
 TIMEOUT_S = 10
+TODAY = {"Accept": "application/vnd.nsq; version=1.0"}
 IDENTITY = {"broadcast_address": "producer", "hostname": "h", "tcp_port": 1, "http_port": 2, "version": "1.3.0"}
 
 
@@ -71,7 +72,7 @@ def peer(shared: RunningBroker) -> Iterator[Peer]:
 
 
 def ask(running: RunningBroker, path: str, method: str = "GET") -> tuple[int, Any]:
-    request = Request(f"http://{running.nsqlookupd_http}{path}", method=method)
+    request = Request(f"http://{running.nsqlookupd_http}{path}", headers=TODAY, method=method)
     try:
         with urlopen(request, timeout=TIMEOUT_S) as answer:
             body = answer.read()

@@ -15,6 +15,7 @@ from headrace.nsq.lookupd import http
 from headrace.nsq.lookupd.answers import PRODUCER_COST, SLICE_COST
 from headrace.registry.producers import ProducerInfo, ProducerTable
 
+TODAY = {b"accept": b"application/vnd.nsq; version=1.0"}
 SLICES = 10
 NAMES = SLICES * SLICE_COST
 PRODUCERS = NAMES // PRODUCER_COST
@@ -52,7 +53,7 @@ def ask(table: ProducerTable, *targets: str) -> tuple[list[Reply], int]:
 
     async def run() -> tuple[list[Reply], int]:
         application = http.LookupdHttp(table=table, clock=ManualClock())
-        requests = (Request("GET", *target.partition("?")[::2], {}, _unread) for target in targets)
+        requests = (Request("GET", *target.partition("?")[::2], TODAY, _unread) for target in targets)
         asked = [asyncio.ensure_future(application._answer(request)) for request in requests]
         turns = 0
         while not all(task.done() for task in asked):

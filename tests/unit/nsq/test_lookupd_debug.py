@@ -13,6 +13,7 @@ from headrace.nsq.http_request import Reply, Request
 from headrace.nsq.lookupd import answers, http
 from headrace.registry.producers import ProducerInfo, ProducerTable
 
+TODAY = {b"accept": b"application/vnd.nsq; version=1.0"}
 CHANNELS = 5_000
 
 
@@ -44,7 +45,7 @@ def ask_debug(table: ProducerTable, times: int) -> tuple[list[Reply], int]:
     application = http.LookupdHttp(table=table, clock=ManualClock())
 
     async def ask() -> tuple[list[Reply], int]:
-        request = Request("GET", "/debug", "", {}, _unread)
+        request = Request("GET", "/debug", "", TODAY, _unread)
         asked = [asyncio.ensure_future(application.handle_debug(request)) for _ in range(times)]
         turns = 0
         while not all(task.done() for task in asked):

@@ -11,6 +11,7 @@ from headrace.nsq.http_request import Reply, Request
 from headrace.nsq.lookupd import answers, http
 from headrace.registry.producers import ProducerInfo, ProducerTable
 
+TODAY = {b"accept": b"application/vnd.nsq; version=1.0"}
 PRODUCERS = 20
 TOPICS = answers.SLICE_COST
 
@@ -48,7 +49,7 @@ def ask_nodes(table: ProducerTable, *, leaving: int | None = None) -> tuple[Repl
     application = http.LookupdHttp(table=table, clock=ManualClock())
 
     async def ask() -> tuple[Reply, int]:
-        asked = asyncio.ensure_future(application.handle_nodes(Request("GET", "/nodes", "", {}, _unread)))
+        asked = asyncio.ensure_future(application.handle_nodes(Request("GET", "/nodes", "", TODAY, _unread)))
         turns = 0
         while not asked.done():
             await asyncio.sleep(0)

@@ -30,6 +30,11 @@ NEVER_NS: Final = -6_795_364_578_871_345_152
 _encode: Final = msgspec.json.Encoder().encode
 
 
+def info_fields(version: str) -> Iterator[bytes]:
+    """Write which server this is."""
+    yield b'"version":' + _encode(version)
+
+
 def names_fields(kind: str, names: Sequence[str]) -> Iterator[bytes]:
     """Write names, of topics or channels."""
     return _slices(_field(kind, names, 1))

@@ -23,10 +23,10 @@ from headrace.nsq.http_request import (
     HttpRefusal,
     Reply,
     Request,
-    json_reply,
     named_argument,
 )
-from headrace.nsq.lookupd.answers import debug_fields, lookup_fields, names_fields, nodes_fields
+from headrace.nsq.lookupd.answers import debug_fields, info_fields, lookup_fields, names_fields, nodes_fields
+from headrace.nsq.lookupd.old_form import asks_for_today, refused_in_both_forms, told_in_both_forms
 from headrace.nsq.version import server_version
 
 if TYPE_CHECKING:
@@ -79,32 +79,36 @@ class LookupdHttp(HttpApi):
 
     async def handle_info(self, request: Request) -> Reply:
         """GET /info."""
-        return json_reply({"version": server_version()})
+        return await self._tell(request, lambda: info_fields(server_version()), self._for_consumers)
 
     async def handle_lookup(self, request: Request) -> Reply:
         """GET /lookup: a topic's channels, and the producers that consumers should connect to."""
         topic = named_argument(request.arguments(), "topic")
-        return await self._tell(lambda: lookup_fields(self._find(topic)), self._for_consumers)
+        return await self._tell(request, lambda: lookup_fields(self._find(topic)), self._for_consumers)
 
     async def handle_topics(self, request: Request) -> Reply:
         """GET /topics."""
-        return await self._tell(lambda: names_fields("topics", self.table.topics()), self._for_consumers)
+        return await self._tell(request, lambda: names_fields("topics", self.table.topics()), self._for_consumers)
 
     async def handle_channels(self, request: Request) -> Reply:
         """GET /channels: of a topic, none if it is not known."""
         topic = named_argument(request.arguments(), "topic")
-        return await self._tell(lambda: names_fields("channels", self.table.channels_of(topic)), self._for_consumers)
+        return await self._tell(
+            request, lambda: names_fields("channels", self.table.channels_of(topic)), self._for_consumers
+        )
 
     async def handle_nodes(self, request: Request) -> Reply:
         """GET /nodes: every producer with its topics."""
-        return await self._tell(lambda: nodes_fields(self.table.nodes(self.clock.monotonic_ms())), self._for_tools)
+        return await self._tell(
+            request, lambda: nodes_fields(self.table.nodes(self.clock.monotonic_ms())), self._for_tools
+        )
 
     async def handle_debug(self, request: Request) -> Reply:
         """GET /debug: the whole table, as nsqlookupd keys it."""
         now_ms = self.clock.monotonic_ms()
         to_wall_ms = self.clock.now_ms() - now_ms
         fields = lambda: debug_fields(self.table.entries(), now_ms, to_wall_ms)  # noqa: E731
-        return await self._tell(fields, self._for_tools, most_bytes=MAX_DEBUG_BYTES)
+        return await self._tell(request, fields, self._for_tools, most_bytes=MAX_DEBUG_BYTES)
 
     def _find(self, topic: str) -> Lookup:
         found = self.table.lookup(topic, self.clock.monotonic_ms())
@@ -112,13 +116,22 @@ class LookupdHttp(HttpApi):
             raise HttpRefusal(404, "TOPIC_NOT_FOUND")
         return found
 
-    async def _tell(self, fields: Fields, turns: asyncio.Lock, *, most_bytes: int = sys.maxsize) -> Reply:
+    async def _tell(
+        self, request: Request, fields: Fields, turns: asyncio.Lock, *, most_bytes: int = sys.maxsize
+    ) -> Reply:
         """Answer with an object of these fields.
 
         Raises:
-            QuotaExceededError: it would be longer than ``most_bytes``.
+            QuotaExceededError: they would be longer than ``most_bytes``.
         """
-        return Reply(200, b"".join((b"{", *await _write(fields, turns, most_bytes), b"}")), JSON_TYPE)
+        parts = await _write(fields, turns, most_bytes)
+        if asks_for_today(request.headers):
+            return Reply(200, b"".join((b"{", *parts, b"}")), JSON_TYPE)
+        return told_in_both_forms(parts)
+
+    async def _answer(self, request: Request) -> Reply:
+        reply = await super()._answer(request)
+        return reply if reply.status < 400 or asks_for_today(request.headers) else refused_in_both_forms(reply)
 
     # -- changing --
 

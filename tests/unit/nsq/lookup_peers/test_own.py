@@ -156,7 +156,8 @@ def running() -> Iterator[RunningBroker]:
 
 
 def ask(address: str, path: str, *, method: str = "GET", body: bytes | None = None) -> Any:
-    with urlopen(Request(f"http://{address}{path}", method=method, data=body), timeout=10) as answer:
+    headers = {"Accept": "application/vnd.nsq; version=1.0"}
+    with urlopen(Request(f"http://{address}{path}", method=method, data=body, headers=headers), timeout=10) as answer:
         text = answer.read()
     return json.loads(text) if text[:1] in (b"{", b"[") else text
 
