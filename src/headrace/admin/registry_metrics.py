@@ -41,7 +41,7 @@ def registry_families(registry: RegistryServer) -> Iterator[Metric]:
 
 def lookupd_families(lookupd: LookupdService) -> Iterator[Metric]:
     """Yield what the registry's NSQ side counts, but for connections and refusals."""
-    counters, table = lookupd.server.counters, lookupd.table
+    counters, log, table = lookupd.server.counters, lookupd.server.producer_log, lookupd.table
     for name, text, value in (
         ("producers", "NSQ producers that are connected.", table.producer_count),
         ("topics", "NSQ topics that are known.", table.topic_count),
@@ -50,6 +50,8 @@ def lookupd_families(lookupd: LookupdService) -> Iterator[Metric]:
         yield gauge(f"headrace_registry_nsq_{name}", text, value)
     yield labelled("headrace_registry_nsq_requests", "Commands of producers taken.", "command", counters.requests)
     for name, text, value in (
+        ("producers_registered", "NSQ producers that have registered.", log.came),
+        ("producers_gone", "Those of them that have gone.", log.went),
         ("received_bytes", "Bytes received from producers.", counters.bytes_in),
         ("sent_bytes", "Bytes sent to producers.", counters.bytes_out),
     ):

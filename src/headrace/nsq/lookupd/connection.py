@@ -52,7 +52,7 @@ class ProducerConnection:
         self._input = ProducerReader()
         self._has_greeted = False
         self._is_identifying = False  # its line has come, its body has not
-        self._identified_name = ""
+        self._is_identified = False
 
     async def serve(self) -> None:
         """Serve until the peer, an error or the server ends it."""
@@ -78,7 +78,7 @@ class ProducerConnection:
     async def _serve(self) -> None:
         server = self._server
         while True:
-            async with asyncio.timeout(server.patience_s(is_identified=bool(self._identified_name))):
+            async with asyncio.timeout(server.patience_s(is_identified=self._is_identified)):
                 data = await self._reader.read(READ_BYTES)
             if not data and not self._is_identifying:
                 self.cause = "client closed"
@@ -146,7 +146,7 @@ class ProducerConnection:
         if name == "PING":
             server.table.note_alive(self, server.clock.monotonic_ms())
         elif name == "IDENTIFY":
-            if self._identified_name:
+            if self._is_identified:
                 raise RefusedError("E_INVALID", b"cannot IDENTIFY again")
             self._is_identifying = True
         elif name in ("REGISTER", "UNREGISTER"):
@@ -165,13 +165,13 @@ class ProducerConnection:
             server.table.identify(self, info, server.clock.monotonic_ms())
         except QuotaExceededError as error:
             raise RefusedError("E_INVALID", b"IDENTIFY " + str(error).encode()) from None
-        self._identified_name = info.node
-        logger.info("producer registered node=%s client=%s version=%s", info.node, self.remote_address, info.version)
+        self._is_identified = True
+        server.producer_log.note_came(info)
         return msgspec.json.encode(server.identity)
 
     def _change(self, name: str, params: list[str]) -> None:
         """Register or unregister a topic, or one of its channels."""
-        if not self._identified_name:
+        if not self._is_identified:
             raise RefusedError("E_INVALID", b"client must IDENTIFY")
         if not params:
             raise RefusedError("E_INVALID", b"%s insufficient number of params" % name.encode())
@@ -197,7 +197,7 @@ class ProducerConnection:
         """Take the producer out of the table."""
         info = self._server.table.connection_closed(self)
         if info is not None and self.cause != "server stopped":
-            logger.info("producer gone node=%s client=%s cause=%s", info.node, self.remote_address, self.cause)
+            self._server.producer_log.note_went(info, self.cause)
 
     async def _linger(self) -> None:
         """Close behind the last words; unread input would reset the connection before them."""

@@ -18,6 +18,7 @@ from headrace.net.listener import connection_limit, listen
 from headrace.net.refusal_log import RefusalLog
 from headrace.nsq.lookupd.codec import encode_reply
 from headrace.nsq.lookupd.connection import READ_BYTES, ProducerConnection
+from headrace.nsq.lookupd.producer_log import ProducerLog
 from headrace.nsq.version import server_version
 from headrace.registry.producers import ProducerTable
 
@@ -74,6 +75,7 @@ class LookupdServer:
         )
         self.counters = LookupdCounters()
         self.refusal_log = RefusalLog(clock)
+        self.producer_log = ProducerLog(clock)
         self.connections: OpenConnections[ProducerConnection] = OpenConnections(
             settings.max_connections or min(MAX_CONNECTIONS, connection_limit(0, 0) // 8)
         )
