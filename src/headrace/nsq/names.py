@@ -11,6 +11,11 @@ from headrace.nsq.codec import is_valid_name
 TEMPORARY: Final = "#tmp"
 
 
+def is_spelled(name: str) -> bool:
+    """Return whether NSQ can spell a name; bytes that are no UTF-8 may be in it as surrogates."""
+    return name.isascii() and is_valid_name(name.encode())
+
+
 def canonical_name(name: str) -> str:
     """Return the name under which a topic or channel is kept: ``x#tmp`` is another spelling of ``x#ephemeral``.
 
@@ -21,11 +26,7 @@ def canonical_name(name: str) -> str:
         InvalidNameError: NSQ cannot spell it.
     """
     spelled = name.removesuffix(TEMPORARY) + EPHEMERAL_SUFFIX if name.endswith(TEMPORARY) else name
-    try:
-        valid = is_valid_name(spelled.encode("ascii"))
-    except UnicodeEncodeError:
-        valid = False
-    if not valid:
+    if not is_spelled(spelled):
         raise InvalidNameError(name, "1 to 64 of . a-z A-Z 0-9 _ - with an optional #ephemeral (or #tmp) at the end")
     return spelled
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from headrace.format.names import INTERNAL_TOPICS
-from headrace.nsq.codec import is_valid_name
+from headrace.nsq.names import is_spelled
 
 if TYPE_CHECKING:
     from headrace.nsq.connection import NsqConnection
@@ -114,7 +114,7 @@ def is_listed(topic: Any) -> bool:
     """
     if topic.is_system and (topic.name in INTERNAL_TOPICS or not topic.channels):
         return False
-    return topic.name.isascii() and is_valid_name(topic.name.encode())
+    return is_spelled(topic.name)
 
 
 async def read_topics(topics: Iterable[Any], wanted: StatsFilter) -> AsyncIterator[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import InvalidNameError
-from headrace.nsq.names import canonical_name
+from headrace.nsq.names import canonical_name, is_spelled
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,15 @@ def test_other_names_are_refused(name):
     """nsq.md 1.2."""
     with pytest.raises(InvalidNameError):
         canonical_name(name)
+
+
+@pytest.mark.parametrize("name", ["t", "t#ephemeral", "a.b_c-D", ".", "x" * 64, "x" * 54 + "#ephemeral"])
+def test_names_that_nsq_spells(name: str) -> None:
+    """nsq.md 1.2. Listings, announcements and nsqlookupd ask the same."""
+    assert is_spelled(name)
+
+
+@pytest.mark.parametrize("name", ["", "#ephemeral", "t#tmp", "a#b", "a b", "é", "t\udcff", "t\n", "%RETRY%g", "x" * 65])
+def test_names_that_nsq_does_not_spell(name: str) -> None:
+    """Surrogates stand for bytes that are no UTF-8."""
+    assert not is_spelled(name)

@@ -9,16 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from headrace.broker.topic import Topic
-from headrace.nsq.codec import is_valid_name
 from headrace.nsq.lookup_peers.codec import encode_register, encode_unregister
+from headrace.nsq.names import is_spelled
 from headrace.nsq.stats import is_listed
 
 Change = tuple[str, str]
-
-
-def spells(name: str) -> bool:
-    """Return whether NSQ can spell a name."""
-    return name.isascii() and is_valid_name(name.encode())
 
 
 def present(topics: Mapping[str, Topic]) -> Iterator[Change]:
@@ -31,7 +26,7 @@ def present(topics: Mapping[str, Topic]) -> Iterator[Change]:
             continue
         is_said = False
         for name in list(topic.channels):
-            if topics.get(topic.name) is topic and name in topic.channels and spells(name):
+            if topics.get(topic.name) is topic and name in topic.channels and is_spelled(name):
                 yield topic.name, name
                 is_said = True
         if not is_said and topics.get(topic.name) is topic:
@@ -58,7 +53,7 @@ def announce_changes(topics: Mapping[str, Topic], changes: Iterable[Change]) -> 
 
 def changes_of(topic: Topic, channel: str) -> Iterator[Change]:
     """Yield what there is to say when a topic, or a channel of it, was made or deleted; nothing NSQ cannot spell."""
-    if spells(topic.name) and spells(channel or topic.name):
+    if is_spelled(topic.name) and is_spelled(channel or topic.name):
         yield topic.name, channel
         if topic.is_system and channel:  # it is shown while it has channels
             yield topic.name, ""

@@ -14,8 +14,8 @@ import msgspec
 
 from headrace.errors import ProtocolError
 from headrace.format.names import EPHEMERAL_SUFFIX
-from headrace.nsq.lookup_peers.announcements import spells
 from headrace.nsq.lookup_peers.codec import shown
+from headrace.nsq.names import is_spelled
 
 MAX_ANSWER_BYTES: Final = 8 << 20
 """Of a whole answer: 100,000 channels with names of 64 characters have room."""
@@ -92,7 +92,7 @@ class AnswerReader:
 
 def lasting(channels: list[str]) -> list[str]:
     """Return the channels that can be made without a consumer, each once."""
-    return [name for name in dict.fromkeys(channels) if spells(name) and not name.endswith(EPHEMERAL_SUFFIX)]
+    return [name for name in dict.fromkeys(channels) if is_spelled(name) and not name.endswith(EPHEMERAL_SUFFIX)]
 
 
 def encode_question(topic: str, host: str) -> bytes:

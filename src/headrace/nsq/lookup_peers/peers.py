@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from headrace.errors import NotConnectedError
 from headrace.log_pace import LogPace
 from headrace.net.names import Names
-from headrace.nsq.lookup_peers.announcements import changes_of, spells
+from headrace.nsq.lookup_peers.announcements import changes_of
 from headrace.nsq.lookup_peers.channel_queries import ChannelQueries
 from headrace.nsq.lookup_peers.counters import LookupCounters
 from headrace.nsq.lookup_peers.http_query import query_channels
 from headrace.nsq.lookup_peers.link import LookupLink
 from headrace.nsq.lookup_peers.own import OwnProducer
+from headrace.nsq.names import is_spelled
 from headrace.registry.producers import ProducerInfo
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class LookupPeers:
                 self._own.note(change)
             for peer in self._peers.values():
                 peer.link.note(change)
-        if not channel and spells(topic.name) and self._broker.topics.get(topic.name) is topic:
+        if not channel and is_spelled(topic.name) and self._broker.topics.get(topic.name) is topic:
             if self._early is None:
                 self._ask(topic)
             elif self.addresses:

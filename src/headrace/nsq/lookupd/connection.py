@@ -16,8 +16,8 @@ import msgspec
 
 from headrace.errors import HeadraceError, QuotaExceededError
 from headrace.net.address import format_address, peer_of
-from headrace.nsq.codec import is_valid_name
 from headrace.nsq.lookupd.codec import MAGIC, ProducerReader, encode_reply, read_identity
+from headrace.nsq.names import is_spelled
 from headrace.nsq.refusal import RefusedError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class ProducerConnection:
             raise RefusedError("E_INVALID", b"%s insufficient number of params" % name.encode())
         topic, channel = params[0], params[1] if len(params) > 1 else ""
         for code, kind, spelled in (("E_BAD_TOPIC", "topic", topic), ("E_BAD_CHANNEL", "channel", channel)):
-            if (spelled or kind == "topic") and not is_valid_name(_as_it_came(spelled)):
+            if (spelled or kind == "topic") and not is_spelled(spelled):
                 raise RefusedError(code, _as_it_came(f"{name} {kind} name '{spelled}' is not valid"))
         table = self._server.table
         try:

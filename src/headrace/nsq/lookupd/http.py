@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from headrace.errors import QuotaExceededError
 from headrace.log_pace import LogPace
 from headrace.net.http import HttpCounters
-from headrace.nsq.codec import is_valid_name
 from headrace.nsq.http_api import DONE, Handler, HttpApi, Routes
 from headrace.nsq.http_request import (
     JSON_TYPE,
@@ -27,6 +26,7 @@ from headrace.nsq.http_request import (
 )
 from headrace.nsq.lookupd.answers import debug_fields, info_fields, lookup_fields, names_fields, nodes_fields
 from headrace.nsq.lookupd.old_form import asks_for_today, refused_in_both_forms, told_in_both_forms
+from headrace.nsq.names import is_spelled
 from headrace.nsq.version import server_version
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class LookupdHttp(HttpApi):
 def _valid_name(arguments: Mapping[str, str], kind: str) -> str:
     """Return a name that producers can register, or refuse the request."""
     name = named_argument(arguments, kind)
-    if not is_valid_name(name.encode("utf-8", "surrogateescape")):
+    if not is_spelled(name):
         raise HttpRefusal(400, f"INVALID_ARG_{kind.upper()}")
     return name
 
