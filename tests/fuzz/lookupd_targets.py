@@ -20,7 +20,7 @@ from headrace.net.request_parser import RequestParser
 from headrace.nsq.codec import is_valid_name
 from headrace.nsq.http_request import JSON_TYPE, Reply, Request
 from headrace.nsq.lookup_peers import codec as peer_codec
-from headrace.nsq.lookup_peers.answer import AnswerReader
+from headrace.nsq.lookup_peers.answer import AnswerReader, is_lasting
 from headrace.nsq.lookupd.codec import MAGIC, MAX_BODY_BYTES, MAX_LINE_BYTES
 from headrace.nsq.lookupd.connection import READ_BYTES, ProducerConnection
 from headrace.nsq.lookupd.http import LookupdHttp
@@ -185,7 +185,7 @@ def lookupd_answers(data: bytes) -> None:
     whole, cut = pieces(data)
     found = _read(_channels, [whole])
     assert found == _read(_channels, cut)
-    for name in found or ():
+    for name in filter(is_lasting, found or ()):
         assert name.isascii()
         assert is_valid_name(name.encode())
         assert not name.endswith(EPHEMERAL_SUFFIX)
@@ -197,7 +197,7 @@ def _channels(reads: list[bytes]) -> list[str]:
         reader.feed(read)
         if reader.is_whole:
             break
-    return reader.channels()
+    return list(reader.channels())
 
 
 def _read(call: Callable[[Any], T], argument: Any) -> T | None:

@@ -275,6 +275,11 @@ class ProducerTable:
         entry = self._topics.get(topic)
         return list(entry.channels) if entry is not None else []
 
+    def has_channels(self, topic: str) -> bool:
+        """Return whether any channel of a topic is known."""
+        entry = self._topics.get(topic)
+        return entry is not None and bool(entry.channels)
+
     def nodes(self, now_ms: int) -> Iterator[Node]:
         """Walk the producers that are heard, with their topics; they may change meanwhile."""
         ended_ms = now_ms - self._tombstone_ms

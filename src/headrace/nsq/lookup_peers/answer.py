@@ -7,6 +7,7 @@ Ref: nsq.md 4.3.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 from urllib.parse import quote
 
@@ -22,13 +23,18 @@ MAX_ANSWER_BYTES: Final = 8 << 20
 
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})\b")
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,10})[ \t]*\r\n", re.IGNORECASE)
+_BETWEEN_NAMES: Final = re.compile(rb'"\s*,\s*"')
 _LINE_END: Final = b"\r\n"
 _HEAD_END: Final = b"\r\n\r\n"
 _MAX_HEAD_BYTES: Final = 64 << 10
 
 
+SLICE_BYTES: Final = 32 << 10
+"""Of names that are decoded at once: a millisecond."""
+
+
 class _Channels(msgspec.Struct):
-    channels: list[str]
+    channels: msgspec.Raw
 
 
 class AnswerReader:
@@ -73,26 +79,49 @@ class AnswerReader:
             if self._end > MAX_ANSWER_BYTES:
                 raise ProtocolError(f"it announces {int(length[1])} bytes, more than {MAX_ANSWER_BYTES}")
 
-    def channels(self) -> list[str]:
-        """Return the channels that a whole answer names, without those that go with their consumers.
+    def channels(self) -> Iterator[str]:
+        """Return the channels that a whole answer names, which are decoded as they are taken.
 
         Raises:
-            ProtocolError: it is not whole, or names none.
+            ProtocolError: it is not whole, or names none; the iterator, too.
         """
         has_length = self._end < MAX_ANSWER_BYTES
         if not self._body_at or (has_length and not self.is_whole):
             raise ProtocolError("it closed in the middle of its answer")
         body = bytes(self._bytes[self._body_at : self._end])
         try:
-            found = msgspec.json.decode(body, type=_Channels).channels
+            names = bytes(msgspec.json.decode(body, type=_Channels).channels).strip()
         except (msgspec.DecodeError, RecursionError):
-            raise ProtocolError(f"its answer names no channels: {shown(body)}") from None
-        return lasting(found)
+            raise _names_none(body) from None
+        if not names.startswith(b"["):
+            raise _names_none(body)
+        return _decode_names(names)
 
 
-def lasting(channels: list[str]) -> list[str]:
-    """Return the channels that can be made without a consumer, each once."""
-    return [name for name in dict.fromkeys(channels) if is_spelled(name) and not name.endswith(EPHEMERAL_SUFFIX)]
+def _names_none(body: bytes) -> ProtocolError:
+    return ProtocolError(f"its answer names no channels: {shown(body)}")
+
+
+def _decode_names(names: bytes) -> Iterator[str]:
+    """Decode a list, some of it at a time.
+
+    It is cut between two names, or what looks so: no name of a channel has a quote in it, and a text that has is not
+    decoded then.
+    """
+    at, end = 1, len(names) - 1
+    while at < end:
+        cut = _BETWEEN_NAMES.search(names, at + SLICE_BYTES)
+        some = names[at : cut.start() + 1 if cut else end]
+        try:
+            yield from msgspec.json.decode(b"[%b]" % some, type=list[str])
+        except msgspec.DecodeError:
+            raise _names_none(some) from None
+        at = cut.end() - 1 if cut else end
+
+
+def is_lasting(channel: str) -> bool:
+    """Return whether a channel can be made without a consumer."""
+    return is_spelled(channel) and not channel.endswith(EPHEMERAL_SUFFIX)
 
 
 def encode_question(topic: str, host: str) -> bytes:

@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ClientError, HeadraceError, InternalError, ProtocolError, RequestError, StoreError
+from headrace.nsq.lookup_peers.answer import is_lasting
 from headrace.nsq.lookup_peers.counters import LookupCounters, cause_of
 
 if TYPE_CHECKING:
@@ -32,11 +33,13 @@ MAX_WAITING: Final = 10_000
 """Topics that wait to be asked for; those made beyond it are not."""
 WAIT_S: Final = 5.0
 """How long one waits at most: a nsqlookupd answers thousands in it."""
-MADE_AT_ONCE: Final = 100
+MADE_AT_ONCE: Final = 50
 """Channels, some milliseconds."""
+LOOKED_AT_ONCE: Final = 1_000
+"""Names, with those that are not made: less than a millisecond."""
 
-Find = Callable[[str], Awaitable[list[str]]]
-"""Returns the channels of a topic, of those that are lasting."""
+Find = Callable[[str], Awaitable[Iterable[str]]]
+"""Returns the channels of a topic; they may be found out as they are taken."""
 
 
 class ChannelQueries:
@@ -92,19 +95,21 @@ class ChannelQueries:
             finally:
                 topic.awaited_answers -= 1
 
-    async def _make(self, topic: Topic, names: list[str]) -> None:
-        """Make the channels that a topic lacks, unless it was deleted meanwhile."""
-        made = 0
+    async def _make(self, topic: Topic, names: Iterable[str]) -> None:
+        """Make the lasting channels that a topic lacks, unless it was deleted meanwhile."""
+        cost = 0
         for name in names:
+            if cost >= LOOKED_AT_ONCE:
+                cost = 0
+                await asyncio.sleep(0)
+            cost += 1
             if self._broker.topics.get(topic.name) is not topic:
                 return
-            if name in topic.channels:
+            if name in topic.channels or not is_lasting(name):
                 continue
             self._broker.ensure_channel(topic, name, from_start=True)
             self._counters.channels += 1
-            made += 1
-            if made % MADE_AT_ONCE == 0:
-                await asyncio.sleep(0)
+            cost += LOOKED_AT_ONCE // MADE_AT_ONCE
 
     def _note_failed(self, topic: Topic, cause: str, error: HeadraceError | str) -> None:
         self._counters.query_failures[cause] += 1

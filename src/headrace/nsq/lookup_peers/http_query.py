@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, cast
 
 from headrace.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
@@ -16,8 +17,8 @@ QUERY_S: Final = 2.0
 """For all of one question, the connecting included."""
 
 
-async def query_channels(address: str, topic: str, names: Names) -> list[str]:
-    """Return the channels that a nsqlookupd knows of a topic, but for ephemeral ones.
+async def query_channels(address: str, topic: str, names: Names) -> Iterator[str]:
+    """Return the channels that a nsqlookupd knows of a topic.
 
     Raises:
         ClientError, ProtocolError: it could not be asked, did not answer in time, or not as a nsqlookupd.
@@ -37,7 +38,7 @@ class _Question(asyncio.Protocol):
     """One request on a connection of its own."""
 
     def __init__(self, address: str, topic: str) -> None:
-        self.answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Iterator[str]] = asyncio.get_running_loop().create_future()
         self._address = address
         self._topic = topic
         self._reader = AnswerReader()

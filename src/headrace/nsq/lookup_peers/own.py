@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import QuotaExceededError
 from headrace.nsq.lookup_peers.announcements import is_there, present
-from headrace.nsq.lookup_peers.answer import lasting
 from headrace.registry.producers import ALWAYS_HEARD_MS
 
 if TYPE_CHECKING:
@@ -62,13 +61,13 @@ class OwnProducer:
         else:
             self._table.unregister(self, *change, is_final=True)
 
-    def channels_of(self, topic: str) -> list[str]:
-        """Return the lasting channels that others have of a topic, or a tool has made known."""
-        return lasting(self._table.channels_of(topic)) if self._is_there else []
+    def knows_channels(self, topic: str) -> bool:
+        """Return whether others have a channel of a topic, or a tool has made one known."""
+        return self._is_there and self._table.has_channels(topic)
 
     async def find_channels(self, topic: str) -> list[str]:
-        """Return the same; for those who ask nsqlookupds."""
-        return self.channels_of(topic)
+        """Return these channels."""
+        return self._table.channels_of(topic) if self._is_there else []
 
     def _register(self, change: Change) -> None:
         try:

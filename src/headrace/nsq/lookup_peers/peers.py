@@ -122,13 +122,13 @@ class LookupPeers:
     def _make_peer(self, address: str) -> _Peer:
         link = LookupLink(address, self._identity, self._broker, self.counters, self._names, self._pace)
 
-        async def find(topic: str) -> list[str]:
+        async def find(topic: str) -> Iterable[str]:
             return await self._find(link, topic)
 
         return _Peer(link, ChannelQueries(address, find, self._broker, self.counters, self._pace))
 
-    async def _find(self, link: LookupLink, topic: str) -> list[str]:
-        """Return the lasting channels that a nsqlookupd knows of a topic."""
+    async def _find(self, link: LookupLink, topic: str) -> Iterable[str]:
+        """Return the channels that a nsqlookupd knows of a topic."""
         await link.tried.wait()  # at a start it may be about to answer
         if not link.http_address:
             reason = "not announced there" if link.last_error else "it does not say where it answers over HTTP"
@@ -150,7 +150,7 @@ class LookupPeers:
                 topic.awaited_answers += 1
 
     def _ask(self, topic: Topic) -> None:
-        if self._own is not None and self._own_queries is not None and self._own.channels_of(topic.name):
+        if self._own is not None and self._own_queries is not None and self._own.knows_channels(topic.name):
             self._own_queries.ask(topic)
         for peer in self._peers.values():
             peer.queries.ask(topic)

@@ -10,7 +10,10 @@ import pytest
 
 from headrace.broker.topic import TopicConfig
 from headrace.clock import Clock
+from headrace.log_pace import LogPace
 from headrace.nsq.lookup_peers import channel_queries, connection, http_query, link
+from headrace.nsq.lookup_peers.channel_queries import ChannelQueries
+from headrace.nsq.lookup_peers.counters import LookupCounters
 from headrace.nsq.lookup_peers.peers import LookupPeers
 from tests.support.brokers import BrokerRig
 from tests.unit.nsq.lookup_peers.scripted_lookupd import IDENTITY, announcing, run, scripted, serving, wait_until
@@ -56,6 +59,29 @@ def test_channels_of_all_are_made_and_get_what_was_published_before(rig: BrokerR
             assert bodies(rig, "t", "later") == [b"third"]
             assert (peers.counters.channels, one.questions, two.questions) == (1, ["t"], ["t"])
             await wait_until(lambda: {"REGISTER t a", "REGISTER t c"} <= {*one.commands} & {*two.commands})
+
+    run(test)
+
+
+def test_others_have_turns_while_names_are_looked_at(rig: BrokerRig) -> None:
+    """A hundred thousand that were there, or that nobody can make, took 30 ms in one go."""
+    there, unspelled = [f"c{number}" for number in range(3_000)], ["not valid", "x#ephemeral"] * 1_500
+
+    async def find(topic: str) -> list[str]:
+        return [*there, *unspelled, *there]
+
+    async def test() -> None:
+        queries = ChannelQueries("l:4160", find, rig.broker, LookupCounters(), LogPace(Clock()))
+        rig.publish("t", [b"x"])
+        topic = rig.broker.find_topic("t")
+        queries.ask(topic)
+        turns = 0
+        while topic.awaited_answers:
+            await asyncio.sleep(0)
+            turns += 1
+        assert len(topic.channels) == len(there)
+        made, looked_at = channel_queries.MADE_AT_ONCE, channel_queries.LOOKED_AT_ONCE
+        assert turns >= len(there) // made + (len(unspelled) + len(there)) // looked_at - 5
 
     run(test)
 
