@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -13,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headrace.format.names import EPHEMERAL_SUFFIX
 from headrace.nsq.lookupd.codec import MAGIC, MAX_BODY_BYTES, MAX_LINE_BYTES, ProducerReader, read_identity
 from headrace.nsq.refusal import RefusedError
-from headrace.registry.producers import ProducerInfo, ProducerTable
+from headrace.registry import producers
+from headrace.registry.producers import Entry, ProducerInfo, ProducerTable
 
 SILENT_MS = 1000
 TOMBSTONE_MS = 300
@@ -205,6 +207,15 @@ class TableMachine(RuleBasedStateMachine):
         if owner in having:
             having[owner] = self.now_ms
 
+    @staticmethod
+    def owner_of(entry: Entry) -> int:
+        return int(entry.producer.info.broadcast_address)
+
+    @rule(slices=st.integers(1, 5))
+    def tidy(self, slices: int) -> None:
+        for _ in range(slices):
+            self.table.tidy()
+
     def is_heard(self, owner: int) -> bool:
         return self.now_ms - self.seen[owner] <= SILENT_MS
 
@@ -227,6 +238,12 @@ class TableMachine(RuleBasedStateMachine):
                     str(owner) for owner in having if self.is_heard(owner) and not self.is_hidden(having[owner])
                 ]
                 assert sorted(producer.broadcast_address for producer in found.producers) == sorted(expected)
+        told_entries = [
+            ("topic" if entry.category == "topic" else "channel", entry.topic, entry.channel, self.owner_of(entry))
+            for entry in self.table.entries()
+            if entry.category != "client"
+        ]
+        assert sorted(told_entries) == sorted((*key, owner) for key, having in self.model.items() for owner in having)
         for node in self.table.nodes(self.now_ms):
             owner = int(node.info.broadcast_address)
             assert self.is_heard(owner)
@@ -239,4 +256,23 @@ class TableMachine(RuleBasedStateMachine):
         assert len(list(self.table.nodes(self.now_ms))) == len([owner for owner in self.seen if self.is_heard(owner)])
 
 
+class SlicedTableMachine(TableMachine):
+    """What is gone stays in the lists for longer: one name is taken out at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(producers, "SLICE", 1)
+
+    def teardown(self) -> None:
+        while self.table.tidy():
+            pass
+        self.patch.undo()
+        entries = self.table._topics.values()
+        assert all(holding.is_live for entry in entries for holding in entry.holdings.values())
+        lists = [having for entry in entries for having in entry.channels.values()]
+        assert all(holding.is_live for having in lists for holding in having)
+
+
 TestTable = TableMachine.TestCase
+TestTableInSlices = SlicedTableMachine.TestCase

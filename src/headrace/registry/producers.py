@@ -5,6 +5,9 @@ topics and channels stay when their last producer has gone: a consumer that asks
 again, and a new broker makes the channels it finds here. Only ``#ephemeral`` names go with the last producer that says
 so. A producer that is silent, or was tombstoned for a topic, is hidden for a time and not removed.
 
+What goes with a producer or a topic may be a million names. It is gone at once, as far as anybody is told, and counted
+so; what is left of it in lists is taken out in slices (``tidy``) where it is much.
+
 Nothing is kept on disk: producers register again when the registry is back.
 
 Ref: nsq.md 4.2; requirements X-REG-05, X-REG-06; docs/protocols/nsqlookupd.md.
@@ -12,7 +15,8 @@ Ref: nsq.md 4.2; requirements X-REG-05, X-REG-06; docs/protocols/nsqlookupd.md.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -22,6 +26,9 @@ from headrace.format.names import EPHEMERAL_SUFFIX
 NEVER_MS: Final = -1
 ALWAYS_HEARD_MS: Final = 1 << 62
 """When a producer was last heard that cannot be silent: it is in this process."""
+SLICE: Final = 1_000
+"""Names that are taken out of lists at once: less than a millisecond."""
+_GONE_MS: Final = -1 << 62
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,26 +52,47 @@ class ProducerInfo:
 
 @dataclass(eq=False, slots=True)
 class Producer:
-    """A producer that is connected.
+    """A producer that is connected, or was and is not yet out of all lists.
 
     Attributes:
         seen_ms: When it last said that it lives; monotonic.
-        tombstones: Of each of its topics, when it was tombstoned there; ``NEVER_MS`` = not.
-        channels: Those it has of each of its topics, if any: to end a topic costs what it has, not what all have.
+        holdings: What it has, by topic.
     """
 
     info: ProducerInfo
     seen_ms: int
-    tombstones: dict[str, int] = field(default_factory=dict)
-    channels: dict[str, set[str]] = field(default_factory=dict)
+    holdings: dict[str, _Holding] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _TopicEntry:
-    """A topic's producers, and those of each of its channels."""
+    """A topic's producers, and those of each of its channels; some that are gone may be among them."""
 
-    producers: list[Producer] = field(default_factory=list)
-    channels: dict[str, list[Producer]] = field(default_factory=dict)
+    holdings: dict[Producer, _Holding] = field(default_factory=dict)
+    channels: dict[str, list[_Holding]] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class _Holding:
+    """A topic that a producer has, until it has it no longer.
+
+    Attributes:
+        entry: The topic's.
+        channels: Those of the topic that it has.
+        tombstoned_ms: When it was tombstoned there; ``NEVER_MS`` = not.
+        has_ended: Its producer has the topic no longer, or has another holding of it.
+    """
+
+    producer: Producer
+    entry: _TopicEntry
+    channels: set[str] | frozenset[str] = frozenset()
+    tombstoned_ms: int = NEVER_MS
+    has_ended: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it counts."""
+        return not self.has_ended and self.producer.seen_ms != _GONE_MS
 
 
 class Lookup(NamedTuple):
@@ -96,6 +124,11 @@ class ProducerTable:
     """All producers, topics and channels.
 
     Names are checked by the protocol before they come here. Times are monotonic ms.
+
+    Attributes:
+        channel_count: Channels of all topics whose name is known.
+        registration_count: Topics and channels of all producers.
+        on_leftover: Called when ``tidy`` has something to do.
     """
 
     def __init__(
@@ -126,6 +159,8 @@ class ProducerTable:
         self._max_registrations = max_registrations
         self._producers: dict[Hashable, Producer] = {}
         self._topics: dict[str, _TopicEntry] = {}
+        self._leftovers: deque[Iterator[None]] = deque()
+        self.on_leftover: Callable[[], None] = lambda: None
         self.channel_count = 0
         self.registration_count = 0
 
@@ -166,21 +201,22 @@ class ProducerTable:
             QuotaExceededError: there are as many topics, channels or registrations as may be; nothing was noted.
         """
         producer = self._producers[owner]
-        is_new = topic not in producer.tombstones
-        is_new_channel = bool(channel) and channel not in producer.channels.get(topic, ())
-        count = self.registration_count + is_new + is_new_channel
+        holding = producer.holdings.get(topic)
+        is_new_channel = bool(channel) and (holding is None or channel not in holding.channels)
+        count = self.registration_count + (holding is None) + is_new_channel
         if self.registration_count < count > self._max_registrations:
             raise QuotaExceededError(
                 f"the registry has its limit of {self._max_registrations} registrations "
                 "(registry.max_nsq_registrations)"
             )
         entry = self._make(topic, channel)
+        if holding is None:
+            holding = producer.holdings[topic] = entry.holdings[producer] = _Holding(producer, entry)
         if is_new_channel:
-            entry.channels[channel].append(producer)
-            producer.channels.setdefault(topic, set()).add(channel)
-        if is_new:
-            producer.tombstones[topic] = NEVER_MS
-            entry.producers.append(producer)
+            entry.channels[channel].append(holding)
+            if not isinstance(holding.channels, set):
+                holding.channels = set()
+            holding.channels.add(channel)
         self.registration_count = count
 
     def unregister(self, owner: Hashable, topic: str, channel: str = "", *, is_final: bool = False) -> None:
@@ -193,26 +229,33 @@ class ProducerTable:
         if entry is None:
             return
         if channel:
-            own = producer.channels.get(topic)
-            if own is not None and channel in own:
-                own.remove(channel)
-                self._remove_from_channel(producer, entry, channel)
-            self._drop_unused(topic, entry, [channel] if is_final or channel.endswith(EPHEMERAL_SUFFIX) else [])
+            holding = producer.holdings.get(topic)
+            if holding is not None and channel in holding.channels:
+                _drop(holding, channel)
+                entry.channels[channel].remove(holding)
+                self.registration_count -= 1
+            self._drop_unused(entry, [channel] if is_final or channel.endswith(EPHEMERAL_SUFFIX) else [])
             return
-        if topic in producer.tombstones:
-            self._remove_from_topic(producer, entry, topic)
-            del producer.tombstones[topic]
-        self._drop_unused(topic, entry, list(entry.channels) if is_final else [])
-        if not entry.producers and (is_final or topic.endswith(EPHEMERAL_SUFFIX)):
-            self.delete_topic(topic)
+        holding = producer.holdings.pop(topic, None)
+        if holding is not None:
+            del entry.holdings[producer]
+            self.registration_count -= 1 + len(holding.channels)
+            holding.has_ended = True
+            self._tidy_away(_clear(holding))
+        if is_final or topic.endswith(EPHEMERAL_SUFFIX):
+            if not any(holding.is_live for holding in entry.holdings.values()):
+                self.delete_topic(topic)
+            elif is_final:
+                self._drop_unused(entry, list(entry.channels))
 
     def connection_closed(self, owner: Hashable) -> ProducerInfo | None:
         """Forget the producer of a connection that ends, and return what it was; names stay."""
         producer = self._producers.pop(owner, None)
         if producer is None:
             return None
-        for topic in producer.tombstones:
-            self._remove_from_topic(producer, self._topics[topic], topic)
+        producer.seen_ms = _GONE_MS
+        self.registration_count -= sum(1 + len(holding.channels) for holding in producer.holdings.values())
+        self._tidy_away(_clear_all(producer))
         return producer.info
 
     # -- what tools ask for --------------------------------------------------------------------------------------
@@ -228,28 +271,31 @@ class ProducerTable:
     def delete_topic(self, topic: str) -> None:
         """Forget a topic and its channels, whoever has them."""
         entry = self._topics.pop(topic, None)
-        if entry is not None:
-            for channel in list(entry.channels):
-                self._drop_channel(topic, entry, channel)
-            self.registration_count -= len(entry.producers)
-            for producer in entry.producers:
-                del producer.tombstones[topic]
-                producer.channels.pop(topic, None)
+        if entry is None:
+            return
+        self.channel_count -= len(entry.channels)
+        for producer, holding in entry.holdings.items():
+            if holding.is_live:
+                self.registration_count -= 1 + len(holding.channels)
+                del producer.holdings[topic]
+            holding.has_ended = True
+        self._tidy_away(_clear_entry(entry))
 
     def delete_channel(self, topic: str, channel: str) -> bool:
         """Forget a channel, whoever has it; return whether it was known."""
         entry = self._topics.get(topic)
         if entry is None or channel not in entry.channels:
             return False
-        self._drop_channel(topic, entry, channel)
+        self._drop_channel(entry, channel)
         return True
 
     def tombstone(self, topic: str, node: str, now_ms: int) -> int:
         """Hide the producers of a topic with this ``broadcast_address:http_port``; return how many those are."""
         entry = self._topics.get(topic)
-        named = [producer for producer in entry.producers if producer.info.node == node] if entry is not None else []
-        for producer in named:
-            producer.tombstones[topic] = now_ms
+        holdings = entry.holdings.values() if entry is not None else ()
+        named = [holding for holding in holdings if holding.is_live and holding.producer.info.node == node]
+        for holding in named:
+            holding.tombstoned_ms = now_ms
         return len(named)
 
     # -- what is told --------------------------------------------------------------------------------------------
@@ -261,8 +307,8 @@ class ProducerTable:
             return None
         producers = [
             producer.info
-            for producer in entry.producers
-            if self._is_heard(producer, now_ms) and not self._is_hidden(producer.tombstones[topic], now_ms)
+            for producer, holding in entry.holdings.items()
+            if self._is_heard(producer, now_ms) and not self._is_hidden(holding.tombstoned_ms, now_ms)
         ]
         return Lookup(list(entry.channels), producers)
 
@@ -285,20 +331,36 @@ class ProducerTable:
         ended_ms = now_ms - self._tombstone_ms
         for producer in list(self._producers.values()):
             if self._is_heard(producer, now_ms):
-                tombstones = producer.tombstones
-                are_hidden = [since_ms > ended_ms and since_ms != NEVER_MS for since_ms in tombstones.values()]
-                yield Node(producer.info, list(tombstones), are_hidden)
+                tombstones = [holding.tombstoned_ms for holding in producer.holdings.values()]
+                are_hidden = [since_ms > ended_ms and since_ms != NEVER_MS for since_ms in tombstones]
+                yield Node(producer.info, list(producer.holdings), are_hidden)
 
     def entries(self) -> Iterator[Entry]:
         """Walk the whole table, key by key; it may change meanwhile, and then some of it is as it was."""
         for producer in list(self._producers.values()):
             yield Entry("client", "", "", producer, NEVER_MS)
         for topic, entry in list(self._topics.items()):
-            for producer in list(entry.producers):
-                yield Entry("topic", topic, "", producer, producer.tombstones.get(topic, NEVER_MS))
-            for channel, producers in list(entry.channels.items()):
-                for producer in list(producers):
-                    yield Entry("channel", topic, channel, producer, NEVER_MS)
+            for holding in list(entry.holdings.values()):
+                if holding.is_live:
+                    yield Entry("topic", topic, "", holding.producer, holding.tombstoned_ms)
+            for channel, having in list(entry.channels.items()):
+                for holding in list(having):
+                    if holding.is_live:
+                        yield Entry("channel", topic, channel, holding.producer, NEVER_MS)
+
+    # -- what is left of those that are gone --------------------------------------------------------------------------
+
+    def tidy(self) -> bool:
+        """Take one slice of what is gone out of the lists; return whether there is more."""
+        if self._leftovers and next(self._leftovers[0], _DONE) is _DONE:
+            self._leftovers.popleft()
+        return bool(self._leftovers)
+
+    def _tidy_away(self, work: Iterator[None]) -> None:
+        """Do the first slice of some work now, and leave the others."""
+        if next(work, _DONE) is not _DONE:
+            self._leftovers.append(work)
+            self.on_leftover()
 
     # -- the rules -----------------------------------------------------------------------------------------------
 
@@ -324,25 +386,63 @@ class ProducerTable:
             self.channel_count += 1
         return entry
 
-    def _drop_unused(self, topic: str, entry: _TopicEntry, channels: Iterable[str]) -> None:
+    def _drop_unused(self, entry: _TopicEntry, channels: Iterable[str]) -> None:
         """Forget those of some channels that nobody has."""
         for channel in channels:
-            if not entry.channels.get(channel, True):
-                self._drop_channel(topic, entry, channel)
+            having = entry.channels.get(channel)
+            if having is not None and not any(holding.is_live for holding in having):
+                self._drop_channel(entry, channel)
 
-    def _drop_channel(self, topic: str, entry: _TopicEntry, channel: str) -> None:
-        having = entry.channels.pop(channel)
-        for producer in having:
-            producer.channels[topic].remove(channel)
-        self.registration_count -= len(having)
+    def _drop_channel(self, entry: _TopicEntry, channel: str) -> None:
+        for holding in entry.channels.pop(channel):
+            self.registration_count -= holding.is_live
+            _drop(holding, channel)
         self.channel_count -= 1
 
-    def _remove_from_channel(self, producer: Producer, entry: _TopicEntry, channel: str) -> None:
-        entry.channels[channel].remove(producer)
-        self.registration_count -= 1
 
-    def _remove_from_topic(self, producer: Producer, entry: _TopicEntry, topic: str) -> None:
-        entry.producers.remove(producer)
-        self.registration_count -= 1
-        for channel in producer.channels.pop(topic, ()):
-            self._remove_from_channel(producer, entry, channel)
+_DONE: Final = object()
+
+
+def _drop(holding: _Holding, channel: str) -> None:
+    if isinstance(holding.channels, set):
+        holding.channels.discard(channel)
+
+
+def _clear(holding: _Holding) -> Iterator[None]:
+    """Take a holding out of the lists of its channels; yields behind each slice, as those below."""
+    channels, lists = holding.channels, holding.entry.channels
+    taken = 0
+    while isinstance(channels, set) and channels:
+        having = lists.get(channels.pop(), [])
+        if holding in having:  # else the channel was deleted and made again
+            having.remove(holding)
+        taken += 1 + len(having) // 100
+        if taken >= SLICE:
+            taken = 0
+            yield
+
+
+def _clear_all(producer: Producer) -> Iterator[None]:
+    taken = 0
+    while producer.holdings:
+        _, holding = producer.holdings.popitem()
+        holding.entry.holdings.pop(producer, None)
+        taken += 1 + len(holding.channels)
+        yield from _clear(holding)
+        if taken >= SLICE:
+            taken = 0
+            yield
+
+
+def _clear_entry(entry: _TopicEntry) -> Iterator[None]:
+    """Empty the lists of a topic that is deleted: they may be a million, and take their time to be freed."""
+    taken = 0
+    while entry.channels:
+        entry.channels.popitem()
+        taken += 1
+        if taken >= SLICE:
+            taken = 0
+            yield
+    while entry.holdings:
+        _, holding = entry.holdings.popitem()
+        yield from _clear(holding)

@@ -73,6 +73,8 @@ class LookupdServer:
             max_channels=settings.max_nsq_channels,
             max_registrations=settings.max_nsq_registrations,
         )
+        self.table.on_leftover = self._tidy_soon
+        self._tidying: asyncio.Task[None] | None = None
         self.counters = LookupdCounters()
         self.refusal_log = RefusalLog(clock)
         self.producer_log = ProducerLog(clock)
@@ -127,11 +129,22 @@ class LookupdServer:
             self._tasks.discard(task)
             self.connections.remove(number, connection.cause)
 
+    def _tidy_soon(self) -> None:
+        """Take what is gone out of the table's lists, a slice in a turn of the event loop."""
+        if self._tidying is None or self._tidying.done():
+            self._tidying = asyncio.create_task(self._tidy())
+
+    async def _tidy(self) -> None:
+        has_more = True
+        while has_more:
+            await asyncio.sleep(0)
+            has_more = self.table.tidy()
+
     async def stop(self) -> None:
         """Stop listening and close all connections."""
         if self._listener is not None:
             self._listener.close()
-        tasks = list(self._tasks)
+        tasks = [*self._tasks, *([self._tidying] if self._tidying is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
