@@ -12,7 +12,7 @@ gathers what a busy channel sends, for as long as ``delivery_interval`` says. ``
 nsqd's HTTP API has in common with nsqlookupd's: routes, redirects, refusals. Bodies of many messages are in ``mpub``,
 nsqd's options in ``config_options``. ``lookupd`` is a nsqlookupd.
 
-The folder ``lookup_peers`` keeps nsqlookupds told of this broker.
+The folder ``lookup_peers`` keeps nsqlookupds told of this broker, ``statsd`` pushes what ``stats`` says.
 
 The package speaks to the broker core and must not know the store's files, nor any other protocol.
 Ref: docs/protocols/nsq.md, docs/protocols/nsq-http.md.
