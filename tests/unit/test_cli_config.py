@@ -195,13 +195,11 @@ def test_sample_is_a_settings_file(capsys: pytest.CaptureFixture[str]) -> None:
 def test_import_prints_settings_and_warns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`headrace config import FILE` prints our TOML."""
     file = tmp_path / "nsqd.cfg"
-    file.write_text('max_rdy_count = 7\nstatsd_address = "localhost:8125"\n')
+    file.write_text('max_rdy_count = 7\nmax_defer_timeout = "1h"\n')
     code, out, err = outcome(capsys, "config", "import", str(file))
     assert code == 0
     assert tomllib.loads(out) == {"nsq": {"max_rdy_count": 7}}
-    assert err == f"headrace: {file}:2: statsd_address = localhost:8125: not imported, Headrace sends nothing to " + (
-        "statsd; scrape /metrics\n"
-    )
+    assert err == f"headrace: {file}:2: max_defer_timeout = 1h: not imported, follows max-req-timeout\n"
 
 
 def test_help_of_serve_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

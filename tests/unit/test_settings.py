@@ -72,6 +72,10 @@ def test_defaults_are_valid_and_have_their_origin() -> None:
         ("nsq.min_output_buffer_timeout_ms", 25),
         ("nsq.max_message_bytes", 1 * MIB),  # X-NSQ-08
         ("nsq.max_msg_timeout_ms", 900_000),  # C-REL-06
+        ("nsq.statsd_interval_ms", 60_000),  # nsq.md 8.1, as the next three
+        ("nsq.statsd_prefix", "nsq.%s"),
+        ("nsq.statsd_mem_stats", True),
+        ("nsq.statsd_udp_packet_bytes", 508),
         ("nsq.heartbeat_interval_ms", 30_000),  # X-NET-08
         ("remoting.max_message_bytes", 4 * MIB),  # X-NSQ-08
         ("remoting.default_topic_queues", 16),  # A-BROKER-14
@@ -192,6 +196,20 @@ def test_origin_names_the_line_of_the_key(tmp_path: Path, toml: str, line: int) 
         (f'[registry]\naddress = "{"a" * 64}:1"', "is not accepted: an address"),
         ('[broker]\nregistries = "a:0"', 'registries = "a:0" is not accepted: addresses'),
         ('[broker]\nregistries = " ;"', 'registries = " ;" is not accepted: addresses'),
+        ('[nsq]\nstatsd_address = ":8125"', 'statsd_address = ":8125" is not accepted: an address "host:port" with a'),
+        ('[nsq]\nstatsd_address = "a:0"', 'statsd_address = "a:0" is not accepted: an address "host:port" with a'),
+        ('[nsq]\nstatsd_address = "a:1,b:1"', 'statsd_address = "a:1,b:1" is not accepted: an address "host:port"'),
+        ('[nsq]\nstatsd_interval_ms = "500ms"', "statsd_interval_ms = 500 is not accepted: 1s to 24h"),
+        ('[nsq]\nstatsd_prefix = "a b"', 'statsd_prefix = "a b" is not accepted: at most 128 characters of ASCII'),
+        ('[nsq]\nstatsd_prefix = "a:b"', 'statsd_prefix = "a:b" is not accepted: at most 128 characters of ASCII'),
+        ('[nsq]\nstatsd_prefix = "a|b"', 'statsd_prefix = "a|b" is not accepted: at most 128 characters of ASCII'),
+        ('[nsq]\nstatsd_prefix = "a\\n"', "is not accepted: at most 128 characters of ASCII"),
+        ("[nsq]\nstatsd_udp_packet_bytes = 255", "statsd_udp_packet_bytes = 255 is not accepted: 256 to 65507"),
+        (
+            "[nsq]\nstatsd_udp_packet_bytes = 256",
+            "statsd_udp_packet_bytes = 256 is not accepted: at least 260, the longest line with nsq.statsd_prefix = "
+            '"nsq.%s"; no line is split',
+        ),
         ('[broker]\nregistries = "a:1,b..c:1"', 'registries = "a:1,b..c:1" is not accepted: addresses'),
         ('[broker]\nname = "a\\nb"', 'broker.name = "a\\nb" is not accepted: at most 255 bytes without control'),
         (f'[broker]\nname = "{"ä" * 128}"', "is not accepted: at most 255 bytes"),
@@ -361,6 +379,14 @@ def test_rules_about_two_settings_name_where_either_was_set(tmp_path: Path) -> N
     assert "nsq.read_coalescing_ms = 6 is not accepted: at most a quarter of nsq.msg_timeout_ms = 20" in text
     text = refusal(tmp_path, "[nsq]\ndelivery_coalescing_ms = 6\nmin_output_buffer_timeout_ms = 5")
     assert "delivery_coalescing_ms = 6 is not accepted: at most nsq.min_output_buffer_timeout_ms = 5" in text
+
+
+def test_a_packet_for_statsd_holds_the_longest_line(tmp_path: Path) -> None:
+    """Whatever ``%s`` stands for, so that no packet is longer than asked for."""
+    near = '[nsq]\nstatsd_udp_packet_bytes = 256\nbroadcast_address = "127.0.0.1"\n'
+    assert load(tmp_path, near).settings.nsq.statsd_udp_packet_bytes == 256
+    long = f'[nsq]\nbroadcast_address = "{"h" * 255}"\nstatsd_prefix = "%s.%s"'
+    assert "nsq.statsd_udp_packet_bytes = 508 is not accepted: at least 711" in refusal(tmp_path, long)
 
 
 def test_byte_order_mark_is_passed_over(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_what_a_comment_says_stays_on_its_line(tmp_path: Path) -> None:
     result = import_file(file)
     assert tomllib.loads(result.toml) == {"nsq": {"max_rdy_count": 7}}
     assert all(line.isprintable() for line in result.toml.splitlines())
-    file.write_text('statsd_address = "a\\nb:8125"\n')
+    file.write_text('topology_zone = "a\\nb"\n')
     (warning,) = import_file(file).warnings
     assert warning.isprintable()
 
@@ -83,13 +83,13 @@ def test_what_a_comment_says_stays_on_its_line(tmp_path: Path) -> None:
     "text",
     [
         "--node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1 --lookupd-tcp-address=b:1 "
-        "--statsd-address=c:8125",
+        "--topology-zone=z",
         "-node-id 3 -max-rdy-count 10 -data-path '/d' -lookupd-tcp-address a:1 -lookupd-tcp-address b:1 "
-        "-statsd-address c:8125 -verbose",
+        "-topology-zone z -verbose",
         "#!/bin/sh\nexec /usr/bin/nsqd --node-id=3 \\\n  --max-rdy-count=10 --data-path /d \\\n  -verbose "
-        '--lookupd-tcp-address a:1 --lookupd-tcp-address b:1 --statsd-address c:8125 "$@"\n',
+        '--lookupd-tcp-address a:1 --lookupd-tcp-address b:1 --topology-zone z "$@"\n',
         "  exec\tnsqd --node-id=3 --max-rdy-count=10 --data-path=/d --verbose --lookupd-tcp-address=a:1,b:1 "
-        "--statsd-address c:8125",
+        "--topology-zone z",
     ],
 )
 def test_nsqd_flags_become_our_settings(tmp_path: Path, text: str) -> None:
@@ -100,7 +100,7 @@ def test_nsqd_flags_become_our_settings(tmp_path: Path, text: str) -> None:
     assert settings.store.data_dir == Path("/d")
     assert settings.nsq.lookupd_addresses == "a:1,b:1"
     assert len(result.warnings) == 1
-    assert "statsd-address = c:8125: not imported" in result.warnings[0]
+    assert "topology-zone = z: not imported" in result.warnings[0]
 
 
 def test_nsqlookupds_of_nsqd_become_our_settings(tmp_path: Path) -> None:
@@ -110,6 +110,51 @@ def test_nsqlookupds_of_nsqd_become_our_settings(tmp_path: Path) -> None:
     assert settings.nsq.lookupd_addresses == "a:4160,b:4160"
     assert (settings.nsq.broadcast_tcp_port, settings.nsq.broadcast_http_port) == (14150, 14151)
     assert result.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "packet_bytes", "mem_stats"),
+    [
+        (
+            'statsd_address = "statsd.example:8125"\nstatsd_interval = "30s"\nstatsd_prefix = "stats.nsq.%s"\n'
+            "statsd_mem_stats = false\nstatsd_udp_packet_size = 1432\nstatsd_exclude_ephemeral = true\n",
+            1432,
+            False,
+        ),
+        (
+            "nsqd --statsd-address=statsd.example:8125 -statsd-interval 30s --statsd-prefix stats.nsq.%s "
+            "--statsd-mem-stats=true --statsd-exclude-ephemeral",
+            508,
+            True,
+        ),
+        (
+            "-statsd-address statsd.example:8125 -statsd-interval=0.5m -statsd-prefix stats.nsq.%s "
+            "-statsd-mem-stats=F -statsd-exclude-ephemeral=1",
+            508,
+            False,
+        ),
+    ],
+)
+def test_statsd_of_nsqd_becomes_our_settings(tmp_path: Path, text: str, packet_bytes: int, mem_stats: bool) -> None:
+    """C-LIFE-09; nsq.md 8: every option of nsqd's, from its file and from flags."""
+    result, settings = imported(tmp_path, text)
+    nsq = settings.nsq
+    assert (nsq.statsd_address, nsq.statsd_interval_ms, nsq.statsd_prefix) == (
+        "statsd.example:8125",
+        30_000,
+        "stats.nsq.%s",
+    )
+    assert (nsq.statsd_udp_packet_bytes, nsq.statsd_mem_stats, nsq.statsd_exclude_ephemeral) == (
+        packet_bytes,
+        mem_stats,
+        True,
+    )
+    assert result.warnings == ()
+
+
+def test_a_statsd_without_a_host_is_on_this_machine(tmp_path: Path) -> None:
+    """As Go takes it."""
+    assert imported(tmp_path, "--statsd-address=:8125")[1].nsq.statsd_address == "127.0.0.1:8125"
 
 
 def test_nsqlookupd_s_file_becomes_settings_of_the_registry(tmp_path: Path) -> None:

@@ -281,9 +281,19 @@ def read_address(text: str) -> str:
     return text
 
 
+def read_local_address(text: str) -> str:
+    """Go: where the host is left out, this machine is meant."""
+    return f"127.0.0.1{text}" if text.startswith(":") else text
+
+
 READERS: Final[Mapping[str, Callable[[str], str]]] = {
     "text": str,
     "address": read_address,
+    "local-address": read_local_address,
+    "bool": {
+        **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), "true"),
+        **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), "false"),
+    }.__getitem__,
     "listen-port": lambda text: f"0.0.0.0:{int(text)}",  # not a bind: RocketMQ listens everywhere
     "duration": lambda text: str(parse_duration_ms(text)),  # Go's; a plain number is milliseconds, as nsqd takes it
     "seconds": lambda text: str(int(text) * 1_000),

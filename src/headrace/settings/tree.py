@@ -48,7 +48,7 @@ def option(
         most: Largest accepted number.
         special: Numbers outside the range that are accepted too.
         form: Text form that ``validate`` knows by this name: "address", "addresses", "delay-levels", "name",
-            "name-or-empty" or "url".
+            "name-or-empty", "peer", "statsd-prefix" or "url".
         dynamic: The value may change while the broker runs.
     """
     metadata = {"least": least, "most": most, "special": special, "form": form, "dynamic": dynamic}
@@ -366,6 +366,29 @@ class NsqSettings:
 
     max_deflate_level: int = option(6, least=1, most=9)
     """Highest deflate level, as clients and ``/config`` are told. Deflate itself is answered as off."""
+
+    statsd_address: str = option("", form="peer")
+    """Where statistics of topics and channels are pushed to, the UDP ``host:port`` of a statsd; empty = nowhere. The
+    name is looked up for each push."""
+
+    statsd_interval_ms: int = option(1 * MINUTE_MS, least=1 * SECOND_MS, most=24 * HOUR_MS)
+    """Time between two pushes. The packets of one are spread over it, but for its last second. nsqadmin's
+    ``--statsd-interval`` has to be the same."""
+
+    statsd_prefix: str = option("nsq.%s", form="statsd-prefix")
+    """What the keys begin with, and a dot. ``%s`` stands for ``nsq.broadcast_address`` and the HTTP port as nsqlookupds
+    tell them, with ``_`` for each ``.`` and ``:``, such as ``host_example_4151``: set ``nsq.broadcast_address`` to what
+    nsqd had for keys to go on. Empty = nothing before them."""
+
+    statsd_mem_stats: bool = option(True)
+    """Push figures of the process's memory as well, those that ``/stats`` has under Go's names."""
+
+    statsd_udp_packet_bytes: int = option(508, least=256, most=65_507)
+    """Most bytes of one packet, without the headers of UDP and IP. 508 pass everywhere in one piece, 1,432 where frames
+    have 1,500 bytes all the way. The longest line that the prefix makes must fit."""
+
+    statsd_exclude_ephemeral: bool = option(False)
+    """Push nothing of ``#ephemeral`` topics and channels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

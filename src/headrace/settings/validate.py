@@ -7,16 +7,21 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError
-from headrace.settings.tree import SettingField, Settings, setting_fields
+from headrace.settings.tree import NsqSettings, SettingField, Settings, setting_fields
 from headrace.settings.units import format_duration, format_size, parse_delays_ms
 
 ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]]*):([0-9]{1,5})")
 URL: Final = re.compile(r"https?://[^\s/?#@]+([/?#]\S*)?")
 TOPIC_NAME: Final = re.compile(r"[.%|a-zA-Z0-9_-]{1,127}")
 TOPIC_TEXT: Final = "one name for each table, 1 to 127 of . a-z A-Z 0-9 _ - % |"
+STATSD_PREFIX: Final = re.compile(r"[!-9;-{}~]{1,128}")
 DELAY_LEVEL: Final = re.compile(r"[0-9]{1,6}[smhd]")
 
 LONGEST_NAME: Final = 255
+LONGEST_HOST_NAME: Final = 64
+"""Of a machine's own name, as Linux bounds it."""
+LONGEST_STATSD_LINE: Final = 183
+"""Without the prefix: of a channel with the longest names of NSQ."""
 _MOST_SHOWN: Final = 400
 VIP_DISTANCE: Final = 2
 """How far below the broker's port the one of old clients is (``remoting.vip_listener``)."""
@@ -57,6 +62,13 @@ def validate(settings: Settings) -> None:
             " or what was finished in time would come again",
             key="nsq.read_coalescing_ms",
         )
+    packet, line = values["nsq.statsd_udp_packet_bytes"], _longest_prefix(settings.nsq) + LONGEST_STATSD_LINE
+    if packet < line:
+        raise ConfigError(
+            f"nsq.statsd_udp_packet_bytes = {packet} is not accepted: at least {line}, the longest line with "
+            f"nsq.statsd_prefix = {show_briefly(settings.nsq.statsd_prefix)}; no line is split",
+            key="nsq.statsd_udp_packet_bytes",
+        )
     budget, segment = values["store.budget_bytes"], values["store.segment_bytes"]
     if 0 < budget < segment:
         raise ConfigError(
@@ -83,6 +95,13 @@ def validate(settings: Settings) -> None:
             )
         if own.durability not in (None, "fsync", "async"):
             raise ConfigError(f'{key} = {show_briefly(own.durability)} is not accepted: "fsync" or "async"', key=key)
+
+
+def _longest_prefix(nsq: NsqSettings) -> int:
+    """Return the bytes that ``statsd_prefix`` has at most, whatever ``%s`` stands for."""
+    node = len(nsq.broadcast_address.encode()) or LONGEST_HOST_NAME
+    node += len("[]_65535")
+    return len(nsq.statsd_prefix.encode()) + nsq.statsd_prefix.count("%s") * (node - len("%s")) + len(".")
 
 
 def refusal(setting: SettingField, value: object) -> str:
@@ -178,6 +197,16 @@ def is_peer(text: str) -> bool:
     return is_address(text) and not text.startswith(":") and int(text.rpartition(":")[2]) > 0
 
 
+def is_peer_or_empty(value: object) -> bool:
+    """An address that one can send to, or an empty text for none."""
+    return value == "" or is_peer(str(value))
+
+
+def is_statsd_prefix(value: object) -> bool:
+    """A text that can stand in a key: what ends a key or a line is not in it. Empty means none."""
+    return value == "" or (isinstance(value, str) and STATSD_PREFIX.fullmatch(value) is not None)
+
+
 def is_delay_levels(value: object) -> bool:
     """Delays with a unit, separated by spaces, each longer than the one before."""
     levels = str(value).split()
@@ -208,6 +237,8 @@ FORMS: Final = {
         is_name_or_empty,
         f'at most {LONGEST_NAME} bytes without control characters, or ""',
     ),
+    "peer": (is_peer_or_empty, 'an address "host:port" with a port from 1 to 65535, or "" for none'),
+    "statsd-prefix": (is_statsd_prefix, "at most 128 characters of ASCII without blanks, colons and vertical bars"),
     "url": (is_url, 'an address "http://..." or "https://..." without a user in it, or "" for none'),
 }
 """By the name of a form: whether a value has it, and what it is in words."""

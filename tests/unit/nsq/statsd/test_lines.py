@@ -8,6 +8,7 @@ import pytest
 
 from headrace.nsq.stats import memory_row
 from headrace.nsq.statsd.lines import Lines, expand_prefix
+from headrace.settings.validate import LONGEST_STATSD_LINE
 
 
 def topic(name: str = "t", **figures: int) -> dict[str, Any]:
@@ -119,3 +120,13 @@ def test_what_is_made_again_counts_anew() -> None:
 def test_prefixes(setting: str, host: str, prefix: str) -> None:
     """nsqd 1.3.0, nsqd.go and internal/statsd/host.go: dots and colons of the node alone, and a dot at the end."""
     assert expand_prefix(setting, host, 4151) == prefix
+
+
+def test_no_line_is_longer_than_the_settings_take_it_to_be() -> None:
+    """Names have at most 64 characters, numbers 64 bits."""
+    name, most = "n" * 64, -(1 << 63)
+    lines = Lines("")
+    of_channel = channel(name, message_count=most, requeue_count=most, timeout_count=most, in_flight_count=most)
+    rows = [*lines.of_topic(topic(name, message_bytes=most)), *lines.of_channel(name, of_channel)]
+    assert max(map(len, rows)) == LONGEST_STATSD_LINE
+    assert max(map(len, lines.of_memory({**memory_row(), "heap_released_bytes": most}))) < LONGEST_STATSD_LINE
