@@ -40,7 +40,7 @@ from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListene
 from headrace.net.listener import raise_file_limit
 from headrace.net.loop_load import LoopLoad
 from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_listener, is_dispensable, listener_addresses
-from headrace.nsq.config_options import NodeFacts, broadcast_http_port, broadcast_tcp_port
+from headrace.nsq.config_options import NodeFacts, broadcast_http_port, broadcast_tcp_port, statsd_prefix
 from headrace.nsq.http import NsqHttp
 from headrace.nsq.http_publishes import HttpPublishes
 from headrace.nsq.lookup_peers.codec import NsqdIdentity
@@ -48,6 +48,7 @@ from headrace.nsq.lookup_peers.peers import LookupPeers
 from headrace.nsq.lookupd.service import LISTENERS as LOOKUPD_LISTENERS
 from headrace.nsq.lookupd.service import LookupdService
 from headrace.nsq.server import NsqServer
+from headrace.nsq.statsd.pusher import StatsdPusher
 from headrace.nsq.version import server_version
 from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
 from headrace.remoting.assembly import RemotingAssembly
@@ -79,6 +80,7 @@ class Node:
         self.nsq: NsqServer | None = None
         self.lookupd: LookupdService | None = None
         self.lookup_peers: LookupPeers | None = None
+        self.statsd: StatsdPusher | None = None
         self._free_ports = free_ports
         self._http: dict[str, HttpListener] = {}
         self._sockets: dict[str, socket.socket] = {}
@@ -231,6 +233,9 @@ class Node:
             await self._start_http("nsq_http", nsq_http, nsq_http.counters, shortcut)
         if self.lookup_peers is not None:
             self.lookup_peers.start()
+        self.statsd = self._make_statsd(nsq_facts)
+        if self.statsd is not None:
+            self.statsd.start()
         if "admin" in self._sockets:
             sources = MetricSources(
                 broker=broker,
@@ -243,6 +248,7 @@ class Node:
                 nsq=self.nsq,
                 lookupd=self.lookupd,
                 lookup_peers=self.lookup_peers,
+                statsd=self.statsd,
                 remoting=self.remoting,
                 http=self._http,
             )
@@ -289,6 +295,13 @@ class Node:
         addresses = parse_registries(nsq.lookupd_addresses, "")
         table = self.lookupd.table if self.lookupd is not None else None
         return LookupPeers(self.broker, identity, self.clock, addresses, own_address=own, own_table=table)
+
+    def _make_statsd(self, facts: NodeFacts) -> StatsdPusher | None:
+        """Return what pushes NSQ's statistics; None where nobody is to get them, or NSQ is not served."""
+        nsq = self.settings.nsq
+        if not nsq.statsd_address or not (facts.tcp_address or facts.http_address):
+            return None
+        return StatsdPusher(self.broker, nsq, statsd_prefix(nsq, facts))
 
     def _make_nsq_http(self, facts: NodeFacts) -> NsqHttp:
         server = self.nsq
@@ -390,7 +403,10 @@ class Node:
             await self.lookup_peers.stop()  # first: nobody is to be sent here any more
         # Beside each other: peers that do not let go cost each of them seconds, and who stops us gives ten. The admin
         # port says "stopping" meanwhile.
-        servers = [self.remoting.stop(), *(part.stop() for part in (self.nsq, self.lookupd) if part is not None)]
+        servers = [
+            self.remoting.stop(),
+            *(part.stop() for part in (self.nsq, self.lookupd, self.statsd) if part is not None),
+        ]
         servers += [listener.stop() for name, listener in self._http.items() if name != "admin"]
         ends = await asyncio.gather(*servers, return_exceptions=True)
         if "admin" in self._http:

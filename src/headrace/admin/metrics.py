@@ -26,6 +26,7 @@ from headrace.admin.lookup_metrics import lookup_families
 from headrace.admin.registry_metrics import lookupd_families, registration_families, registry_families
 from headrace.admin.slices import family_slices, sample_lines
 from headrace.admin.sources import MetricSources
+from headrace.admin.statsd_metrics import statsd_families
 from headrace.foreground import LogOutput
 from headrace.histogram import Histogram
 
@@ -130,6 +131,8 @@ class MetricsReport:
         yield from self._listener_families()
         if sources.lookup_peers is not None:
             yield from lookup_families(sources.lookup_peers)
+        if sources.statsd is not None:
+            yield from statsd_families(sources.statsd.counters)
         if sources.remoting is not None:
             yield from remoting_metrics.remoting_families(sources.remoting)
             if sources.remoting.registrar is not None:

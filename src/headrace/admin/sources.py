@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.nsq.lookup_peers.peers import LookupPeers
     from headrace.nsq.lookupd.service import LookupdService
     from headrace.nsq.server import NsqServer
+    from headrace.nsq.statsd.pusher import StatsdPusher
     from headrace.remoting.assembly import RemotingAssembly
     from headrace.remoting.registry.server import RegistryServer
 
@@ -34,6 +35,7 @@ class MetricSources:
     nsq: NsqServer | None = None
     lookupd: LookupdService | None = None
     lookup_peers: LookupPeers | None = None
+    statsd: StatsdPusher | None = None
     remoting: RemotingAssembly | None = None
     http: Mapping[str, HttpListener] = field(default_factory=dict)
     """HTTP listeners by name, such as ``nsq_http``; may be filled after the start."""

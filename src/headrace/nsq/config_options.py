@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from headrace.nsq.statsd.lines import expand_prefix
+
 if TYPE_CHECKING:
     from headrace.settings import NsqSettings
 
@@ -67,6 +69,11 @@ def broadcast_tcp_port(settings: NsqSettings, facts: NodeFacts) -> int:
 def broadcast_http_port(settings: NsqSettings, facts: NodeFacts) -> int:
     """Return the same of HTTP."""
     return settings.broadcast_http_port or port_of(facts.http_address, 0)
+
+
+def statsd_prefix(settings: NsqSettings, facts: NodeFacts) -> str:
+    """Return what the keys of pushed statistics begin with."""
+    return expand_prefix(settings.statsd_prefix, facts.broadcast_address, broadcast_http_port(settings, facts))
 
 
 def log_level(logger: logging.Logger) -> int:

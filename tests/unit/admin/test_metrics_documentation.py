@@ -69,6 +69,7 @@ def scrape_broker(folder: Path) -> str:
     options = {
         "access__rules_file": str(write_rules(folder, RULES)),
         "broker__dead_letter_webhook": "http://127.0.0.1:9/",
+        "nsq__statsd_address": "127.0.0.1:9",
     }
     with testing.broker(**options) as broker:
         with RemotingSocket(broker.remoting) as client:
