@@ -260,3 +260,16 @@ def test_packets_are_as_full_as_nsqd_s(tmp_path: Path) -> None:
             theirs, ours = (first_whole_push(each.statsd) for each in servers)
             assert ours == theirs
             assert max(map(len, ours)) <= int(packet_bytes)
+
+
+def test_options_are_told_as_nsqd_tells_them(tmp_path: Path) -> None:
+    """nsq.md 3.2: /config/statsd_prefix is what the keys begin with."""
+    names = ("interval", "mem_stats", "udp_packet_size", "exclude_ephemeral")
+    with both(tmp_path, prefix="a.%s.b") as servers:
+        for each in servers:
+            assert each.node.ask("GET", "/config/statsd_address").body == each.statsd.address.encode()
+            prefix = each.prefix.replace("nsq.", "a.") + "b."
+            assert each.node.ask("GET", "/config/statsd_prefix").body == prefix.encode()
+            assert each.node.ask("PUT", "/config/statsd_address", b"x").status == 400
+        theirs, ours = ([each.node.ask("GET", f"/config/statsd_{name}").body for name in names] for each in servers)
+        assert ours == theirs == [b"2000000000", b"true", b"508", b"false"]

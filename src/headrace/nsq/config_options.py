@@ -1,7 +1,7 @@
 """nsqd's run-time options as ``/config/NAME`` shows them.
 
 Names are nsqd's flags with underscores; durations are in ns and ``log_level`` is a number, as nsqd prints them. Options
-of parts that Headrace does not have (statsd, memory queue, worker pool) are unknown here rather than invented. Only
+of parts that Headrace does not have (memory queue, worker pool) are unknown here rather than invented. Only
 ``log_level`` and ``nsqlookupd_tcp_addresses`` can be set.
 
 Ref: nsq.md 3.2, "/config/:opt"; 8.1.
@@ -121,6 +121,12 @@ def read_options(settings: NsqSettings, facts: NodeFacts) -> Mapping[str, Value]
         "min_output_buffer_timeout": settings.min_output_buffer_timeout_ms * NS_PER_MS,
         "output_buffer_timeout": settings.output_buffer_timeout_ms * NS_PER_MS,
         "max_channel_consumers": settings.max_channel_consumers,
+        "statsd_address": settings.statsd_address,
+        "statsd_prefix": statsd_prefix(settings, facts),
+        "statsd_interval": settings.statsd_interval_ms * NS_PER_MS,
+        "statsd_mem_stats": settings.statsd_mem_stats,
+        "statsd_udp_packet_size": settings.statsd_udp_packet_bytes,
+        "statsd_exclude_ephemeral": settings.statsd_exclude_ephemeral,
         "deflate": False,
         "max_deflate_level": settings.max_deflate_level,
         "snappy": False,

@@ -651,6 +651,12 @@ def test_info(nsq: Harness) -> None:
         ("broadcast_http_port", "application/json; charset=utf-8", b"34151"),
         ("snappy", "application/json; charset=utf-8", b"false"),
         ("nsqlookupd_tcp_addresses", "application/json; charset=utf-8", b"[]"),
+        ("statsd_address", None, b""),
+        ("statsd_prefix", "text/plain; charset=utf-8", b"nsq.here_example_34151."),
+        ("statsd_interval", "application/json; charset=utf-8", b"60000000000"),
+        ("statsd_mem_stats", "application/json; charset=utf-8", b"true"),
+        ("statsd_udp_packet_size", "application/json; charset=utf-8", b"508"),
+        ("statsd_exclude_ephemeral", "application/json; charset=utf-8", b"false"),
         ("tls_cert", None, b""),
     ],
 )
