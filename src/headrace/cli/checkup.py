@@ -25,6 +25,7 @@ import uvloop
 from headrace.broker.access import AccessRules, User, find_rules, is_exposed
 from headrace.cli.findings import Finding, Status
 from headrace.cli.lookup_checkup import check_lookupds, find_lookupds, told_address
+from headrace.cli.statsd_checkup import check_statsd
 from headrace.errors import ClientError, ConfigError, ProtocolError, StoreError
 from headrace.format import fastjson
 from headrace.format.layout import log_files
@@ -113,6 +114,7 @@ async def examine(settings: Settings) -> Report:
         add(await check_registry(registry, broker_name, advertised, settings, user, is_running=is_running))
     add(check_registration(settings))
     add(await check_lookupds(settings, is_running=running.get("nsq_tcp", False)))
+    add(await check_statsd(settings))
     add(check_access(settings, rules, listeners))
     add(check_clock(settings.store.data_dir, time.time()))
     add(check_files())
