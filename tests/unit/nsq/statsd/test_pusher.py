@@ -500,6 +500,27 @@ def test_no_way_leads_there(caplog: pytest.LogCaptureFixture, number: int, cause
     assert os.strerror(number) in caplog.text
 
 
+def test_no_descriptor_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    """The push is not made; the next one that gets a socket has everything."""
+
+    async def test() -> None:
+        broker, sock = Broker(), FakeSocket()
+        broker.put("t", "c", message_count=5)
+        make, sock.make = sock.make, lambda *_: _raise(errno.EMFILE)  # type: ignore[method-assign]
+        async with pushing(broker, "127.0.0.1:1", sock=sock) as pushes:
+            await wait_until(lambda: pushes.counters.failed_pushes["system"] >= 2)
+            pushes._make_socket = make
+            await wait_until(lambda: pushes.counters.pushes)
+        assert sock.figures().counters["p.topic.t.message_count"] == 5
+
+    run(test)
+    assert len(lines_about(caplog, "cause=system error=Too many open files")) == 1
+
+
+def _raise(number: int) -> Any:
+    raise OSError(number, os.strerror(number))
+
+
 def test_an_address_of_ipv6() -> None:
     """The family of the socket is the address's."""
 
