@@ -208,7 +208,7 @@ cdef class CommitLog(LogBase):
                     filled.append(self.active)
                     self._roll()
                     position = staged_from = 0
-                    room_end = self.segment_bytes
+                    room_end = self.segment_bytes - (0 if batch.uses_reserve else self.reserve_bytes)
                     at = self.staging
                 if at - self.staging + entry.record_bytes > PIECE_BYTES:
                     self._write(self.active, staged_from, at - self.staging)

@@ -720,6 +720,23 @@ def test_a_full_log_has_room_for_what_an_operator_asks(make_bench: MakeBench) ->
     assert bench.store.log.active.first_offset == 4 * SEGMENT_BYTES
 
 
+def test_a_batch_that_reaches_the_last_segment_leaves_room_there(make_bench: MakeBench) -> None:
+    """For what an operator asks, as one that begins in it does."""
+    bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
+    bodies = [bytes(100)] * 616  # of 212 bytes each in the log: as many as two segments hold
+    with pytest.raises(StoreFullError):
+        bench.append("t", *bodies)
+    assert bench.store.log.end_offset == 0
+    bench.append("t", *bodies[:570])
+    assert bench.store.log.active.first_offset == SEGMENT_BYTES
+    request = PublishBatch()
+    request.destinations, request.queues = ["control"], [bench.store.queue("control", 0)]
+    request.uses_reserve = True
+    for _ in range(10):
+        request.append(bytes(200))
+    bench.store.append(request)
+
+
 def _fill(bench: StoreBench, body: bytes = bytes(5000)) -> None:
     """Append until the store is full."""
     with suppress(StoreFullError):
