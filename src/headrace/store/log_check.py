@@ -121,7 +121,16 @@ class LogCheck:
                 message=f"{name} was being allocated when the broker ended; the next start removes it",
             ))  # fmt: skip
             return
+        if is_last and self.report.state == OPEN and self._was_made(segment):
+            return
         self.report.damage.append(findings.segment_size(name, segment.size_bytes, self.size, segment.first_offset))
+
+    def _was_made(self, segment: SegmentFile) -> bool:
+        """Whether a file has its size by now, or is gone: a full disk did not take it."""
+        try:
+            return segment.path.stat().st_size == self.size
+        except FileNotFoundError:
+            return True
 
     def _walk_segment(self, number: int, progress: Progress) -> bool:
         """Check one segment; return False when the log ends in it."""

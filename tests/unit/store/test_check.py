@@ -14,6 +14,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from headrace.store.check_report import CheckReport
 from headrace.store.dump import Selection, dump_entries, dump_records
 from headrace.store.inspect import inspect_store
 from headrace.store.log_check import LogCheck
-from headrace.store.reader import StoreReader
+from headrace.store.reader import SegmentFile, StoreReader
 from tests.support import layouts
 from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench
 
@@ -146,6 +147,29 @@ def test_what_a_living_broker_has_not_flushed_is_no_damage(bench: StoreBench) ->
     report = bench.check()
     assert (report.exit_code, report.queues.pending_entries) == (0, 3)
     bench.store.flush()
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_segment_that_a_living_broker_allocates_is_no_damage(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, is_given_up: bool
+) -> None:
+    """Its size was read as it was made; a moment later it has all of it, or is gone where the disk was full."""
+    bench.append("t", b"one")
+    bench.settle()
+    list_segments = StoreReader.segments
+
+    def list_early(reader: StoreReader) -> list[SegmentFile]:
+        found = list_segments(reader)
+        if is_given_up:
+            found.append(SegmentFile(bench.segment(2 * SEGMENT_BYTES), 2 * SEGMENT_BYTES, 0))
+        else:
+            found[-1] = replace(found[-1], size_bytes=0)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreReader, "segments", list_early)
+        report = bench.check()
+    assert (report.state, report.damage) == ("open", [])
 
 
 @pytest.mark.parametrize("number", [0, 57, 58, 150])
