@@ -470,7 +470,9 @@ cdef class LogWalk:
 
     def is_whole_elsewhere(self, int64_t position):
         cdef int64_t found = self._check(position, -1)
-        return max(found, 0)
+        if found <= 0 or load_i64(self._need(position, found) + PHYSICAL_OFFSET_AT) == self.first_offset + position:
+            return 0
+        return found
 
     def claims(self, int64_t position):
         cdef const uint8_t* at = self._need(position, BLANK_BYTES)

@@ -172,6 +172,24 @@ def test_a_segment_that_a_living_broker_allocates_is_no_damage(
     assert (report.state, report.damage) == ("open", [])
 
 
+def test_a_file_that_a_living_broker_begins_is_no_damage(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the log ended as the files behind were looked at, its next record may be the first of the next file."""
+    find_behind = LogCheck._find_behind
+
+    def find_and_roll(check: LogCheck, number: int, offset: int) -> int | None:
+        found = find_behind(check, number, offset)
+        bench.append("t", bytes(SEGMENT_BYTES - 1000))
+        return found
+
+    bench.append("t", bytes(1000))
+    bench.settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(LogCheck, "_find_behind", find_and_roll)
+        report = bench.check()
+    assert bench.store.log.active.first_offset == SEGMENT_BYTES
+    assert (report.state, report.damage, report.log.records) == ("open", [], 1)
+
+
 @pytest.mark.parametrize("number", [0, 57, 58, 150])
 def test_a_flipped_bit_is_named(bench: StoreBench, number: int) -> None:
     """Exit 1: physical offset, segment file, topic, queue and queue offset of the damaged record."""
