@@ -152,7 +152,7 @@ class HttpApi:
         """Return the answer to a request to ``path`` that the core has refused."""
         status, code = refusal_of(error)
         # The code does not say which limit it is, and the client has nothing else.
-        is_named = isinstance(error, QuotaExceededError | NoMemoryError) and self._pace.is_due(type(error).__name__)
+        is_named = isinstance(error, QuotaExceededError | NoMemoryError) and self._pace.is_due(str(error))
         logger.log(
             logging.WARNING if is_named else logging.DEBUG,
             "HTTP request refused path=%s status=%d error=%s",

@@ -438,6 +438,17 @@ def test_limits_that_requests_break_are_logged_once_a_minute(nsq: Harness, caplo
     ]
 
 
+def test_each_limit_is_named_in_the_log(nsq: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """nsq-http.md: 503 is a limit, which the log names; one that is broken all the time hides no other."""
+    caplog.set_level(logging.INFO)
+    limits = ("4 topics (broker.max_topics)", "4 channels (broker.max_channels)")
+    for limit in (*limits, *limits):
+        nsq.broker.fails = QuotaExceededError(f"the broker has its limit of {limit}")
+        assert nsq.ask("POST", "/pub?topic=t", b"m").status == 503
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.rpartition(" of ")[2] for line in lines] == list(limits)
+
+
 @pytest.mark.parametrize("target", ["/pub?topic=t", "/mpub?topic=t", "/topic/create?topic=t"])
 def test_reply_waits_for_durability(nsq: Harness, target: str) -> None:
     """An answered publish or creation is durable; a failed flush is answered with an error."""
