@@ -333,6 +333,10 @@ def test_every_spelling_of_the_segment_size_is_known(tmp_path: Path, key: str) -
         ("brokerName=a\nflushDiskType=x", 'theirs:2: store.durability cannot take "x"'),
         ("nonsense", "theirs:1: neither TOML, nor flags, nor key=value: nonsense"),
         ("nsqd surprise", "theirs:1: surprise is no flag"),
+        ("nsqd \\\n --data-path=$DATA", "theirs:2: --data-path=$DATA has another value when the shell runs it"),
+        ("nsqd --data-path ${DATA:-/d}", "theirs:1: ${DATA:-/d} has another value"),
+        ('exec nsqd --broadcast-address="$(hostname -f)"', "theirs:1: --broadcast-address=$(hostname -f) has"),
+        ("exec nsqd -id `cat /id`", "theirs:1: `cat has another value"),
         (
             'nsqd \\\n --data-path="/x',
             "theirs:2: No closing quotation: a quotation ends on the line on which it begins",

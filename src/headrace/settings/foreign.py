@@ -24,6 +24,8 @@ from headrace.settings.validate import show, show_briefly, validate
 FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 PASSED_ON: Final = ("$@", "$*", "${@}", "${*}")
 """How start scripts give their own arguments to what they start."""
+SUBSTITUTED: Final = re.compile(r"\$[\w{(]|`")
+"""In a word of which a shell makes another."""
 PROGRAMS: Final = ("nsqd", "nsqlookupd")
 """What start scripts run, each the name of its system."""
 PROPERTY: Final = re.compile(r"((?:[^\s=:\\]|\\.)+)\s*[=:\s]\s*(.*)")
@@ -223,6 +225,9 @@ def read_flags(text: str, file: Path) -> Iterator[ForeignKey]:
         for word in split_words(line.removesuffix("\\"), f"{file}:{number}"):
             if word in PASSED_ON:
                 continue
+            if SUBSTITUTED.search(word):
+                why = f"{file}:{number}: {word} has another value when the shell runs it: write that in its place"
+                raise ConfigError(why, origin=str(file))
             match = FLAG.fullmatch(word)
             if match and not (pending and word[1:2].isdigit()):  # a negative number is a value
                 if pending:
