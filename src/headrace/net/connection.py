@@ -146,6 +146,10 @@ class Connection(Wire, asyncio.BufferedProtocol):
             transport.resume_reading()
         transport.write_eof()
 
+    def close(self) -> None:
+        """Close when what was written is out; with input unread its end may be lost. Only behind ``leave``."""
+        self._transport.close()
+
     def abort(self, cause: str) -> None:
         """Close at once."""
         self.cause = self.cause or cause

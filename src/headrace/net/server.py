@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 5.0
+MAX_REFUSED: Final = 64
+"""Peers refused at the limit of connections that may stay to read why; more are closed at once. Their files come on top
+of those that the limit counts, out of what it leaves to the store."""
 _STOPPED: Final = "server stopped"
 """Cause of an end."""
 _UNREAD: Final = "unread"
@@ -58,6 +61,7 @@ class ServerConnection(TurnConnection):
         super().connection_made(transport)
         if not self.server.take_up(self):
             self.on_full()
+            self.server.turn_away(self)
             return
         self.look_again(self._clock.monotonic_ms())
         if self.server.is_stopping:
@@ -141,6 +145,7 @@ class StreamServer(Generic[C]):
         self.wheel: TimerWheel[Connection] = TimerWheel(clock.monotonic_ms())
         self.busy_poll = BusyPoll(busy_poll_us)
         self._protocol = protocol
+        self._refused: set[C] = set()  # those at the limit which may still read why
         self._listeners: list[asyncio.AbstractServer] = []
         self._tick_handle: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
@@ -198,8 +203,16 @@ class StreamServer(Generic[C]):
         connection.id = number
         return True
 
+    def turn_away(self, connection: C) -> None:
+        """Let a connection that was refused at the limit stay for its moment, unless many do."""
+        if len(self._refused) < MAX_REFUSED:
+            self._refused.add(connection)
+        else:
+            connection.close()
+
     def connection_lost(self, connection: C) -> None:
         """Forget a connection."""
+        self._refused.discard(connection)
         self.connections.remove(connection.id, connection.cause)
         if self._all_closed is not None and not len(self.connections):
             self._all_closed.set()

@@ -14,6 +14,7 @@ from headrace.broker.channels.channel import Channel
 from headrace.broker.statistics import HOST_GET_NUMS
 from headrace.format.compression import MAX_INFLATED_BYTES
 from headrace.net.receive import SHORT_READ_BYTES
+from headrace.net.server import MAX_REFUSED
 from headrace.net.turns import MAX_KEPT_BYTES, TURN_MS
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.delivery import CHANNEL_BYTES, INFLATED_BYTES, SMALL_BYTES
@@ -368,6 +369,20 @@ def test_connections_above_the_limit_are_refused_clearly():
     assert bench.client().send(pub("t", b"x")) == [(0, b"OK")]
     connections = bench.server.connections
     assert (len(connections), connections.refused, connections.total) == (2, 1, 4)
+
+
+def test_few_of_those_refused_at_the_limit_stay_to_read_why():
+    """Their files come on top of those that the limit counts, out of what it leaves to the store."""
+    bench = Bench(max_connections=1)
+    bench.client()
+    refused = [bench.client(magic=False) for _ in range(MAX_REFUSED + 10)]
+    assert all(len(client.frames()) == 1 for client in refused)
+    assert [client.transport.closed for client in refused] == [False] * MAX_REFUSED + [True] * 10
+    refused[0].transport.close()  # as the loop does behind its end of file
+    assert not bench.client(magic=False).transport.closed
+    bench.advance(1100)
+    assert all(client.transport.closed for client in refused)
+    assert not bench.client(magic=False).transport.closed
 
 
 def test_refusals_at_the_limit_are_logged_once_a_minute(caplog):
