@@ -199,13 +199,19 @@ class RemotingServer(RequestServer[RemotingConnection]):
     def _serve_woken(self) -> None:
         """Have woken pulls read again: as many as a turn has time for, as a filter may take its time."""
         until_ms = self.clock.monotonic_ms() + TURN_MS
-        for _ in range(min(len(self._woken), MAX_AT_ONCE)):
-            resume(self._woken.popleft())
-            if self.clock.monotonic_ms() >= until_ms:
-                break
-        self._is_waking = bool(self._woken)
-        if self._is_waking:
-            asyncio.get_running_loop().call_soon(self._serve_woken)
+        try:
+            for _ in range(min(len(self._woken), MAX_AT_ONCE)):
+                held = self._woken.popleft()
+                try:
+                    resume(held)
+                except Exception as error:  # noqa: BLE001  # not even its refusal could be sent
+                    held.connection.fail(error)
+                if self.clock.monotonic_ms() >= until_ms:
+                    break
+        finally:
+            self._is_waking = bool(self._woken)
+            if self._is_waking:
+                asyncio.get_running_loop().call_soon(self._serve_woken)
 
     def check_timers(self, now_ms: int) -> None:
         """Have connections whose deadline may be due look at their clocks; answer what waits for the disk too long."""

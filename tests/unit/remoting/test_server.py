@@ -150,6 +150,32 @@ def test_held_pull_is_woken_at_once(broker: testing.RunningBroker, client: Remot
     assert bodies_of(content) == [b"second"]
 
 
+def test_held_pull_that_cannot_be_answered_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For want of memory, say: its client is let go, and whoever waits is woken, then and later."""
+    with testing.broker(registry__enabled=False) as broker, contextlib.ExitStack() as clients:
+        victim, waiting, producer = (clients.enter_context(RemotingSocket(broker.remoting)) for _ in range(3))
+        publish(producer, "Scarce", b"first")
+        heartbeat(victim, "c1", "ScarceG", subscription("Scarce"))
+        heartbeat(waiting, "c2", "ScarceG", subscription("Scarce"))
+        victim.send(11, pull_fields("ScarceG", "Scarce", 1))
+        address = "{}:{}".format(*victim._socket.getsockname())
+        send = RemotingConnection.send
+
+        def send_without_memory(connection: RemotingConnection, data: bytes) -> None:
+            if connection.remote_address == address:
+                raise MemoryError
+            send(connection, data)
+
+        for offset in (1, 2):
+            opaque = waiting.send(11, pull_fields("ScarceG", "Scarce", offset))
+            time.sleep(0.1)
+            monkeypatch.setattr(RemotingConnection, "send", send_without_memory)
+            publish(producer, "Scarce", b"next")
+            assert bodies_of(waiting.receive_response(opaque)[1]) == [b"next"]
+        with contextlib.suppress(ConnectionResetError):
+            victim.is_closed()
+
+
 def test_held_pull_is_answered_19_at_its_time(client: RemotingSocket) -> None:
     """A-BROKER-41, X-BROKER-09; remoting.md 4.4, trap 16."""
     publish(client, "Late", b"first")
