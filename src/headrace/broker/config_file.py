@@ -314,7 +314,10 @@ class FileWriter:
             if self._wanted is not None:
                 self._start()
         for saved in waiting:
-            saved(failure)
+            try:
+                saved(failure)
+            except Exception:  # the others wait for their answers
+                logger.exception("reply failed by a bug path=%s", self.path)
 
     def tick(self, now_ms: int) -> None:
         """Try again what could not be written, after a while."""

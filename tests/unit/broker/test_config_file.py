@@ -215,6 +215,25 @@ def test_a_bug_in_the_content_is_told_and_the_writer_lives(tmp_path: Path) -> No
     assert writer.file.load() == {"number": 1}
 
 
+def test_a_bug_of_one_who_is_told_keeps_no_other_from_being_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each stands for a client that waits for its answer."""
+    jobs = Jobs(at_once=False)
+    writer = jobs.writer(tmp_path, "x.json")
+    told: list[OSError | None] = []
+
+    def fail(_: OSError | None) -> None:
+        raise MemoryError
+
+    writer.request(lambda: lambda: content(1))
+    writer.when_saved(fail)
+    writer.when_saved(told.append)
+    jobs.run()
+    assert told == [None]
+    assert "failed by a bug" in caplog.text
+
+
 def test_the_last_write_wins_over_what_waits(tmp_path: Path) -> None:
     jobs = Jobs(at_once=False)
     writer = jobs.writer(tmp_path, "x.json")
