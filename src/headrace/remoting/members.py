@@ -5,6 +5,7 @@ Ref: remoting.md 4.4, NOTIFY_CONSUMER_IDS_CHANGED; 4.6.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, cast
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
 
+
+logger = logging.getLogger(__name__)
 
 NOTICES_PER_MS: Final = 10
 """One takes some 9 us."""
@@ -93,7 +96,10 @@ class MemberNotices:
             return 0
         members = self._services.clients.members(name)
         for member in members:
-            peer_of(member).notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
+            try:
+                peer_of(member).notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
+            except Exception:  # the others, and those of other groups, are told all the same
+                logger.exception("member not told of a change by a bug client=%s", member.client.remote_address)
         return len(members)
 
     def tick(self, now_ms: int) -> None:

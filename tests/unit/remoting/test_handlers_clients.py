@@ -124,6 +124,23 @@ def test_every_member_is_told_of_a_change(rig: RemotingRig) -> None:
     assert len(one.notices) == 2
 
 
+def test_member_that_cannot_be_told_keeps_no_other_from_being_told(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory, say: queues that nobody takes over wait until the others look by themselves."""
+    one, two, three = (rig.peer(number) for number in (1, 2, 3))
+    one.heartbeat("c1", subscription("T1"), group="G1")
+    two.heartbeat("c2", subscription("T1"), group="G1")
+    two.notices.clear()
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(one, "notify", fail)
+    three.heartbeat("c3", subscription("T1"), group="G1")
+    assert len(two.notices) == len(three.notices) == 1
+
+
 def test_a_heartbeat_that_repeats_is_not_read(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 clients with 1,000 subscriptions each held the loop for 1.2 s, every 30 s."""
     read: list[bytes] = []
