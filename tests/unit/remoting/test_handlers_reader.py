@@ -28,6 +28,7 @@ from headrace.remoting.handlers.table import HANDLERS
 from headrace.remoting.reading import reader_stream, readers
 from headrace.remoting.reading.readers import ReaderCounters, StateWait, StateWaits
 from headrace.store import boot_note
+from headrace.store.log_ranges import LogRange
 from tests.support.records import decode_messages
 from tests.support.remoting import RemotingRig, body_of, send_fields
 from tests.support.toolchain import cannot_run
@@ -152,6 +153,21 @@ def test_reads_and_other_requests_share_a_connection(client: BlockingClient) -> 
     requests = [read_log_request(0, 1 << 20), (30, {"topic": "Long", "queueId": "0"}, b""), read_log_request(0, 5_000)]
     log, end, short = client.call_many(requests)
     assert (len(log.body), end.ext["offset"], len(short.body)) == (1 << 20, "2500", 5_000)
+
+
+def test_log_read_that_cannot_be_answered_closes_its_connection(
+    client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory, say: what the client asks behind it would wait for ever."""
+
+    def fail(_: LogRange) -> memoryview:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogRange, "view", fail)
+        with pytest.raises(ConnectionLostError):
+            client.call(27002, {"offset": "0"}, timeout_s=5)
+    assert client.call(27002, {"offset": "0"}).code == 0
 
 
 def test_reader_that_takes_nothing_costs_one_answer(broker: testing.RunningBroker, client: BlockingClient) -> None:

@@ -191,16 +191,22 @@ class ReaderStream:
     def _has_read_in(self, read: LogRead, ext: dict[str, int], piece: LogRange, done: Future[None]) -> None:
         if self._connection.cause or done.cancelled():
             return
-        error = done.exception()
+        try:
+            self._answer_log(read, ext, piece, done.exception())
+        except Exception as error:  # noqa: BLE001  # the reads behind it would wait for ever
+            self._connection.fail(error)
+            return
+        self._end()
+
+    def _answer_log(self, read: LogRead, ext: dict[str, int], piece: LogRange, error: BaseException | None) -> None:
         if error is not None:
             logger.error("log not read path=%s position=%d error=%s", piece.segment.path, piece.position, error)
             self._connection.answer(
                 read.command, Reply(ResponseCode.SYSTEM_ERROR, f"the log cannot be read at {read.offset}: {error}")
             )
-        else:
-            self._send_log(read, ext, piece.view())
-            self._pay(piece.size)
-        self._end()
+            return
+        self._send_log(read, ext, piece.view())
+        self._pay(piece.size)
 
     def _send_log(self, read: LogRead, ext: dict[str, int], body: memoryview) -> None:
         self._readers.counters.log_bytes += len(body)
