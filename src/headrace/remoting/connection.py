@@ -369,10 +369,14 @@ class RemotingConnection(RequestConnection):
     def _end_wait(self, command: Command | PullRequest, reply: Reply, refusal: str) -> None:
         """Answer a request that waited; ``refusal`` says why what it waited for will not be, empty where it is."""
         self._owed -= 1
-        if refusal:
-            self._refuse_late(command.serialize, command.opaque, refusal)
-        else:
-            self.send(reply.encode(command.serialize, command.opaque))
+        try:
+            if refusal:
+                self._refuse_late(command.serialize, command.opaque, refusal)
+            else:
+                self.send(reply.encode(command.serialize, command.opaque))
+        except Exception as error:  # noqa: BLE001  # its client must not wait for what never comes
+            self.fail(error)
+            return
         self._finish()
 
     def _refuse_late(self, serialize: int, opaque: int, text: str) -> None:

@@ -150,6 +150,24 @@ def test_held_pull_is_woken_at_once(broker: testing.RunningBroker, client: Remot
     assert bodies_of(content) == [b"second"]
 
 
+def test_answer_that_cannot_be_sent_when_it_is_time_closes_its_connection(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had waited for the disk: a client that hears nothing of that waits until it gives up."""
+    link = rig.link()
+
+    def fail(_: bytes) -> None:
+        raise MemoryError
+
+    topic = {"topic": "T", "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+    link.send(encode_request(0, 17, 1, ext=topic))
+    monkeypatch.setattr(link.connection, "send", fail)
+    assert not link.transport.closed
+    rig.store.flush()
+    rig.services.group_services.wait_for_files()
+    assert link.transport.closed
+
+
 def test_held_pull_that_cannot_be_answered_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """For want of memory, say: its client is let go, and whoever waits is woken, then and later."""
     with testing.broker(registry__enabled=False) as broker, contextlib.ExitStack() as clients:
