@@ -291,7 +291,7 @@ class Node:
             tcp_port=broadcast_tcp_port(nsq, facts),
             version=facts.version,
         )
-        own = "".join(parse_registries("", self.listeners.get("nsqlookupd_tcp", "")))
+        own = self.listeners.get("nsqlookupd_tcp", "")
         addresses = parse_registries(nsq.lookupd_addresses, "")
         table = self.lookupd.table if self.lookupd is not None else None
         return LookupPeers(self.broker, identity, self.clock, addresses, own_address=own, own_table=table)

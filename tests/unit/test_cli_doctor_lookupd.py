@@ -111,6 +111,17 @@ def test_what_answers_in_the_place_of_the_own_registry_is_asked_whom_it_knows() 
         assert (status, "it is another program's" in text) == ("warning", True)
 
 
+def test_the_own_registry_by_another_address() -> None:
+    """It is told anyway; who names it may think that something is won."""
+    with running_broker(registry__nsq_tcp_address="0.0.0.0:0") as running:
+        listener = running.listeners["nsqlookupd_tcp"]
+        other = f"127.0.0.2:{listener.rpartition(':')[2]}"
+        flags = [("--registry.nsq-tcp-address", listener), ("--nsq.lookupd-addresses", other)]
+        found = check(load_settings(environ={}, flags=flags).settings)
+        assert found[1][0] == "ok"
+        assert found[1][1].startswith(f"{other} is the registry in the broker's own process")
+
+
 def test_a_broker_without_nsq_is_announced_to_nobody() -> None:
     """Somebody thinks that it is."""
     ((status, text),) = check(settings(tcp_address="", lookupd_addresses="127.0.0.1:4160"))

@@ -21,7 +21,7 @@ def lookup_families(peers: LookupPeers) -> Iterator[Metric]:
         "headrace_nsq_lookupd_peers", "nsqlookupds to announce to, and those of them that know all.", labels=("state",)
     )
     states.add_metric(("configured",), len(links))
-    states.add_metric(("connected",), sum(link.is_connected for link in links))
+    states.add_metric(("connected",), sum(link.is_connected or link.is_own for link in links))
     yield states
     yield labelled(
         "headrace_nsq_lookupd_failures", "Connections to nsqlookupds that failed.", "cause", counters.failures

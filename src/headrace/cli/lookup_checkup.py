@@ -62,8 +62,11 @@ async def check_lookupds(settings: Settings, *, is_running: bool) -> list[Findin
         return []
     names = Names()
     own = _own_lookupd(settings)
+    listener = listener_addresses(settings).get("nsqlookupd_tcp", "")
     found = [
-        await _check_lookupd(address, names, own=address in own) for address in lookupds if parse_address(address)[1]
+        await _check_lookupd(address, names, listener, own=address in own)
+        for address in lookupds
+        if parse_address(address)[1]
     ]
     own_http = parse_registries("", listener_addresses(settings).get("nsqlookupd_http", ""))
     if is_running and own_http and parse_address(told)[1] and found and found[0].status == "ok":
@@ -74,11 +77,12 @@ async def check_lookupds(settings: Settings, *, is_running: bool) -> list[Findin
     return [*found, await _check_told(told, lookupds, names, is_running=is_running)]
 
 
-async def _check_lookupd(address: str, names: Names, *, own: bool) -> Finding:
+async def _check_lookupd(address: str, names: Names, listener: str, *, own: bool) -> Finding:
     try:
         connection = await connect(address, names, lambda: LookupConnection(address, lambda: None), ANSWER_S)
         try:
             await connection.say((PING,))
+            is_own = bool(listener) and connection.leads_to(listener)
         finally:
             connection.close()
     except NotConnectedError as error:
@@ -87,6 +91,9 @@ async def _check_lookupd(address: str, names: Names, *, own: bool) -> Finding:
     except (ClientError, ProtocolError) as error:
         text = f"{address} is no nsqlookupd, or not its TCP port (4160): {error}"
         return Finding("problem", NAME, text)
+    if is_own and not own:
+        text = f"{address} is the registry in the broker's own process, which is told without being named"
+        return Finding("ok", NAME, f"{text}: leave it out of nsq.lookupd_addresses")
     return Finding("ok", NAME, f"{address} answers")
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from headrace.errors import ConfigError
 
 _MAPPED: Final = "::ffff:"
+_EVERYWHERE: Final = ("", "0.0.0.0", "::")
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -46,7 +47,7 @@ def parse_registries(setting: str, own: str) -> list[str]:
     if words or not own:
         return words
     host, port = parse_address(own)
-    if host in ("", "0.0.0.0", "::"):  # not a bind: where everything is listened to, this machine is too
+    if host in _EVERYWHERE:  # not a bind: where everything is listened to, this machine is too
         host = "127.0.0.1"
     return [format_address((host, port))]
 
@@ -110,4 +111,18 @@ def told_host(setting: str, listens_at: str) -> str:
         listens_at: ``host:port`` as bound; where that is every address, this machine's name is told.
     """
     host = parse_address(listens_at)[0] if listens_at else ""
-    return setting or (host if host not in ("", "0.0.0.0", "::") else own_name())
+    return setting or (host if host not in _EVERYWHERE else own_name())
+
+
+def leads_to(listener: str, peer: tuple[str, int], local: tuple[str, int]) -> bool:
+    """Return whether a connection leads to a listener of this machine, by whichever of its addresses.
+
+    Args:
+        listener: ``host:port`` as bound.
+        peer: The connection's other end.
+        local: Its own end: to an address of the same machine a system connects from that address, or by the loopback.
+    """
+    host, port = parse_address(listener)
+    if peer[1] != port or host not in _EVERYWHERE:
+        return peer == (host, port)
+    return (is_loopback(peer[0]) or peer[0] == local[0]) and (host != "0.0.0.0" or ":" not in peer[0])

@@ -16,7 +16,8 @@ def test_lookup_families() -> None:
     counters = LookupCounters(registrations=7, unregistrations=2, pings=3, queries=4, channels=5)
     counters.failures["timeout"] = 6
     counters.query_failures["dropped"] = 8
-    links = [SimpleNamespace(is_connected=is_connected) for is_connected in (True, False, True)]
+    states = ((True, False), (False, False), (False, True))
+    links = [SimpleNamespace(is_connected=is_connected, is_own=is_own) for is_connected, is_own in states]
     families = lookup_families(SimpleNamespace(counters=counters, links=links))  # type: ignore[arg-type]
     text = "".join(generate_latest(_OneFamily(family)).decode() for family in families)
     for line in (

@@ -12,6 +12,7 @@ from headrace.net.address import (
     born_of,
     format_address,
     is_loopback,
+    leads_to,
     own_name,
     parse_address,
     parse_peer,
@@ -98,3 +99,25 @@ def test_every_machine_has_a_name(name: bytes, told: str, monkeypatch: pytest.Mo
 def test_registries_of_the_settings(setting: str, own: str, registries: list[str]) -> None:
     """Empty = the registry in this process; RocketMQ separates with semicolons."""
     assert parse_registries(setting, own) == registries
+
+
+@pytest.mark.parametrize(
+    ("listener", "peer", "local", "leads"),
+    [
+        ("127.0.0.1:4160", ("127.0.0.1", 4160), ("127.0.0.1", 50000), True),
+        ("127.0.0.1:4160", ("127.0.0.2", 4160), ("127.0.0.1", 50000), False),
+        ("10.0.0.1:4160", ("10.0.0.1", 4160), ("10.0.0.1", 50000), True),
+        ("0.0.0.0:4160", ("10.0.0.1", 4160), ("10.0.0.1", 50000), True),
+        ("0.0.0.0:4160", ("127.0.0.2", 4160), ("127.0.0.1", 50000), True),
+        ("0.0.0.0:4160", ("10.0.0.1", 4161), ("10.0.0.1", 50000), False),
+        ("0.0.0.0:4160", ("10.0.0.2", 4160), ("10.0.0.1", 50000), False),
+        ("0.0.0.0:4160", ("::1", 4160), ("::1", 50000), False),
+        ("[::]:4160", ("::1", 4160), ("::1", 50000), True),
+        ("[::]:4160", ("10.0.0.1", 4160), ("10.0.0.1", 50000), True),
+        ("[fd00::1]:4160", ("fd00::1", 4160), ("fd00::1", 50000), True),
+    ],
+)
+def test_a_connection_to_a_listener_of_this_machine(
+    listener: str, peer: tuple[str, int], local: tuple[str, int], leads: bool
+) -> None:
+    assert leads_to(listener, peer, local) == leads

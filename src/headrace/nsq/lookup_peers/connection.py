@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from headrace.errors import ConnectionLostError, HeadraceError, ProtocolError, RequestTimeoutError
+from headrace.net.address import leads_to, peer_of
 from headrace.nsq.lookup_peers.codec import MAGIC, LookupdIdentity, ReplyReader, decode_identity, require_ok, shown
 
 ANSWER_S: Final = 1.0
@@ -87,6 +88,11 @@ class LookupConnection(asyncio.Protocol):
                     await self._came.wait()
                     return True
         return False
+
+    def leads_to(self, listener: str) -> bool:
+        """Return whether it leads to a listener of this machine, as bound."""
+        peer, local = (peer_of(self._transport.get_extra_info(end)) for end in ("peername", "sockname"))
+        return peer is not None and local is not None and leads_to(listener, peer, local)
 
     def require(self, *, has: bool = False) -> None:
         """Raise what the connection broke by, if it did, and if it does not have what was wanted."""

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 CONNECT_S: Final = 1.0
 PING_S: Final = 15.0
 FIRST_PAUSE_S: Final = 0.5
+OWN_S: Final = 60.0
+"""Then an address that leads to the registry of the own process is looked at again: a name may lead elsewhere."""
 LONGEST_PAUSE_S: Final = 15.0
 """Between two tries to connect: nsqd tries again with its next ping."""
 MAX_CHANGES: Final = 200_000
@@ -58,6 +60,7 @@ class LookupLink:
     Attributes:
         address: Where it is, as the settings spell it.
         is_connected: It has taken everything and the connection has not broken since.
+        is_own: It is the one in this process, which is told without a connection.
         last_error: Why the last connection failed; empty while there is one.
         tried: Set when it is known whether the first try to connect worked.
     """
@@ -70,9 +73,18 @@ class LookupLink:
         counters: LookupCounters,
         names: Names,
         pace: LogPace,
+        *,
+        own_listener: str = "",
     ) -> None:
+        """Do nothing yet.
+
+        Args:
+            own_listener: Where the nsqlookupd in this process listens, as bound.
+        """
         self.address = address
         self.is_connected = False
+        self.is_own = False
+        self._own_listener = own_listener
         self.last_error = ""
         self.tried = asyncio.Event()
         self._identify = encode_identify(identity)
@@ -126,6 +138,11 @@ class LookupLink:
             self.address, self._names, lambda: LookupConnection(self.address, self._wanted.set), CONNECT_S
         )
         try:
+            if self._own_listener and connection.leads_to(self._own_listener):
+                connection.close()
+                await self._leave_to_own()
+                return
+            self.is_own = False
             self._lookupd = await connection.identify(self._identify)
             self._connection, self._changes = connection, {}
             self.tried.set()
@@ -136,6 +153,15 @@ class LookupLink:
             self.is_connected = False
             self._lookupd = self._changes = self._connection = None
             connection.close()
+
+    async def _leave_to_own(self) -> None:
+        """Tell nothing: over a connection it would list this broker twice, and keep names behind what is deleted."""
+        if not self.is_own:
+            logger.info("nsqlookupd is the one in this process, told without a connection address=%s", self.address)
+        self.is_own = self._is_news = True
+        self.last_error = ""
+        self.tried.set()
+        await asyncio.sleep(OWN_S)
 
     async def _keep_told(self, connection: LookupConnection) -> None:
         loop = asyncio.get_running_loop()
@@ -177,6 +203,7 @@ class LookupLink:
             )
 
     def _failed(self, error: HeadraceError) -> None:
+        self.is_own = False
         self._counters.failures[cause_of(error)] += 1
         self.last_error = str(error)
         self.tried.set()

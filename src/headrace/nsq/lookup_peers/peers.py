@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import NotConnectedError
 from headrace.log_pace import LogPace
+from headrace.net.address import parse_registries
 from headrace.net.names import Names
 from headrace.nsq.lookup_peers.announcements import changes_of
 from headrace.nsq.lookup_peers.channel_queries import ChannelQueries
@@ -63,7 +64,7 @@ class LookupPeers:
         """Announce nothing yet, but note which topics are made from now on.
 
         Args:
-            own_address: That of the nsqlookupd in this process.
+            own_address: Where the nsqlookupd in this process listens, as bound; empty where it does not.
             own_table: What that one tells.
         """
         self.addresses = list(addresses)
@@ -72,6 +73,8 @@ class LookupPeers:
         self._identity = identity
         self._names = Names()
         self._pace = LogPace(clock)
+        self._own_listener = own_address if own_table is not None else ""
+        own_address = "".join(parse_registries("", own_address))
         self._own_names = (own_address, own_address.replace("127.0.0.1:", "localhost:", 1))
         self._own: OwnProducer | None = None
         self._own_queries: ChannelQueries | None = None
@@ -120,7 +123,10 @@ class LookupPeers:
         await asyncio.gather(*self._closing)
 
     def _make_peer(self, address: str) -> _Peer:
-        link = LookupLink(address, self._identity, self._broker, self.counters, self._names, self._pace)
+        own = self._own_listener
+        link = LookupLink(
+            address, self._identity, self._broker, self.counters, self._names, self._pace, own_listener=own
+        )
 
         async def find(topic: str) -> Iterable[str]:
             return await self._find(link, topic)
@@ -130,6 +136,8 @@ class LookupPeers:
     async def _find(self, link: LookupLink, topic: str) -> Iterable[str]:
         """Return the channels that a nsqlookupd knows of a topic."""
         await link.tried.wait()  # at a start it may be about to answer
+        if link.is_own:  # asked without a connection
+            return ()
         if not link.http_address:
             reason = "not announced there" if link.last_error else "it does not say where it answers over HTTP"
             raise NotConnectedError(link.address, reason)

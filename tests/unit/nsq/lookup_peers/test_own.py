@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,3 +188,26 @@ def test_the_own_registry_is_not_in_the_list_of_others(running: RunningBroker) -
     assert len(ask(running.nsqlookupd_http, "/lookup?topic=listed")["producers"]) == 1
     ask(running.nsq_http, option, method="PUT", body=b"[]")
     assert len(ask(running.nsqlookupd_http, "/nodes")["producers"]) == 1
+
+
+def test_the_own_registry_is_known_by_any_address_of_the_machine(caplog: pytest.LogCaptureFixture) -> None:
+    """Announced to over a connection as well it listed this broker twice, and deleted channels came back."""
+    caplog.set_level(logging.INFO)
+    option = "/config/nsqlookupd_tcp_addresses"
+    with broker(registry__nsq_tcp_address="0.0.0.0:0", remoting__address="") as everywhere:
+        port = everywhere.listeners["nsqlookupd_tcp"].rpartition(":")[2]
+        others = [f"127.0.0.2:{port}", f"127.0.0.3:{port}"]
+        ask(everywhere.nsq_http, option, method="PUT", body=json.dumps(others).encode())
+        line = "nsqlookupd is the one in this process, told without a connection address="
+        deadline = time.monotonic() + 10
+        while not all(line + address in caplog.text for address in others):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        ask(everywhere.nsq_http, "/pub?topic=t", method="POST", body=b"x")
+        ask(everywhere.nsq_http, "/channel/create?topic=t&channel=c", method="POST")
+        assert len(ask(everywhere.nsqlookupd_http, "/nodes")["producers"]) == 1
+        ask(everywhere.nsq_http, "/topic/delete?topic=t", method="POST")
+        assert ask(everywhere.nsqlookupd_http, "/topics") == {"topics": []}
+        metrics = ask(everywhere.admin, "/metrics").decode()
+        assert 'headrace_nsq_lookupd_peers{state="connected"} 2.0' in metrics
+        assert "headrace_nsq_lookupd_failures_total{" not in metrics
