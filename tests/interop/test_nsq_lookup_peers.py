@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +168,12 @@ def test_a_pynsq_consumer_that_knows_only_nsqlookupd(lookupd: Lookupd, node: Nod
     assert sorted(got) == [b"one", b"three", b"two"]
 
 
+def failures_of(node: Node) -> list[str]:
+    """Return the causes for which connections to nsqlookupds have failed."""
+    told = ask(node.listeners["admin"], "GET", "/metrics").body.decode()
+    return re.findall(r'^headrace_nsq_lookupd_failures_total{cause="(\w+)"} [1-9]', told, re.MULTILINE)
+
+
 def test_a_nsqlookupd_that_was_killed_is_told_everything_again(tmp_path: Path) -> None:
     """nsq.md 4.4, "failure": by 16 s at the latest, what changed meanwhile included."""
     tcp, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
@@ -183,7 +189,8 @@ def test_a_nsqlookupd_that_was_killed_is_told_everything_again(tmp_path: Path) -
         node.post("/topic/create?topic=meanwhile")
         node.post("/topic/create?topic=short")
         node.post("/topic/delete?topic=short")
-        time.sleep(1.0)
+        until(lambda: "connect" in failures_of(node))  # it was tried again, and is not there
+        assert set(failures_of(node)) == {"closed", "connect"}
         with serve_nsqlookupd(tmp_path / "second.log", tcp, http) as second:
             until(lambda: second.topics_of(node) == ["before", "meanwhile"], RECONNECTS_S)
             assert second.channels("before") == ["c"]
