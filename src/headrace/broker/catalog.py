@@ -7,9 +7,13 @@ from the beginning. Knows no store and no live objects. Ref: docs/formats/contro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from dataclasses import fields as dataclass_fields
+from itertools import islice, zip_longest
 from typing import Any, Final
+
+import msgspec
 
 from headrace.broker.data_version import DataVersion
 
@@ -21,8 +25,10 @@ ABOVE_ALL: Final = (1 << 63) - 1
 UNKNOWN: Final = -1
 """Where a queue began whose record was lost: with the first message that is younger than the topic."""
 
+_encode: Final = msgspec.json.Encoder().encode
 
-@dataclass
+
+@dataclass(slots=True)
 class ChannelEntry:
     """One durable channel.
 
@@ -43,7 +49,7 @@ class ChannelEntry:
         self.gaps.append((start, end))
 
 
-@dataclass
+@dataclass(slots=True)
 class TopicEntry:
     """One durable topic.
 
@@ -94,6 +100,9 @@ class TopicEntry:
             channel.gaps = [([*first, *added], [*last, *added]) for first, last in channel.gaps]
             if channel.empty_below:
                 channel.empty_below += added
+
+
+_TOPIC_FIELDS: Final = tuple(at for at in dataclass_fields(TopicEntry) if at.name != "channels")
 
 
 class Catalog:
@@ -191,6 +200,34 @@ class Catalog:
             "version": self.version.to_fields(),
             "topics": self.topics,
         }
+
+    def encode_slices(self, most: int) -> Iterator[tuple[bytes, bool]]:
+        """Encode what ``from_payload`` takes as JSON, some ``most`` topics and channels at a time.
+
+        Nothing may change until all is taken: ``applied_offset`` tells. Each part comes with whether it is the last.
+        """
+        head = {name: value for name, value in self.to_payload().items() if name != "topics"}
+        parts = [_encode(head)[:-1], b',"topics":{']
+        cost, comma = 0, b""
+        for name, topic in self.topics.items():
+            fields = {at.name: getattr(topic, at.name) for at in _TOPIC_FIELDS}
+            parts += [comma, _encode(name), b":", _encode(fields)[:-1], b',"channels":{']
+            comma = b","
+            cost += 1
+            channels = iter(topic.channels.items())
+            between = b""
+            while some := dict(islice(channels, max(1, most - cost))):
+                parts += [between, _encode(some)[1:-1]]
+                between = b","
+                cost += len(some)
+                if cost >= most:
+                    yield b"".join(parts), False
+                    parts, cost = [], 0
+            parts.append(b"}}")
+            if cost >= most:
+                yield b"".join(parts), False
+                parts, cost = [], 0
+        yield b"".join((*parts, b"}}")), True
 
     @classmethod
     def from_payload(cls, payload: dict[str, Any]) -> Catalog:

@@ -6,6 +6,7 @@ Also keeps the catalog they build up, and saves it now and then so that a start 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -29,6 +30,10 @@ SAVE_EVERY: Final = 1000
 """Control records after which the catalog is saved, or as many as there are channels if that is more."""
 
 RETRY_MS: Final = 10_000
+SLICE: Final = 5_000
+"""Topics and channels of the catalog that are encoded in one tick, some 4 ms."""
+IN_ONE_GO: Final = 4
+"""Times as many changes as it is saved after: then they come all the time, and it is encoded in one go."""
 
 _FROM_RESERVE: Final = frozenset(
     ("pause_topic", "pause_channel", "empty_topic", "empty_channel", "delete_topic", "delete_channel")
@@ -56,6 +61,9 @@ class ControlRecords:
         self._queue.awaits_flush = True
         self._unsaved = 0
         self._next_save_ms = 0
+        self._encoded: list[bytes] = []
+        self._encoding: Iterator[tuple[bytes, bool]] | None = None  # the rest of it
+        self._encoded_offset = 0  # up to where it was applied when that was begun
         self._trouble = Trouble(logger)
         self._load()
 
@@ -112,15 +120,28 @@ class ControlRecords:
         return key
 
     def tick(self, channels: int) -> None:
-        """Save the catalog in a thread when enough has changed."""
-        if self._unsaved < max(SAVE_EVERY, channels) or self._store.durable_offset < self.last_change:
+        """Save the catalog in a thread when enough has changed.
+
+        It is encoded here, a slice in a tick: the thread must not see it change. If it has changed since the last
+        slice, that begins anew.
+        """
+        wanted = max(SAVE_EVERY, channels)
+        if self._unsaved < wanted or self._store.durable_offset < self.last_change:
             return
-        now = self._clock.monotonic_ms()
-        if now >= self._next_save_ms:
+        if self._encoding is None or self._encoded_offset != self.catalog.applied_offset:
+            now = self._clock.monotonic_ms()
+            if self._encoding is None and now < self._next_save_ms:
+                return
             self._next_save_ms = now + RETRY_MS
-            # Encoded now, a few ms for ten thousand channels: the thread must not see it change.
-            payload = msgspec.Raw(msgspec.json.encode(self.catalog.to_payload()))
-            self._executor.submit(self._save_encoded, payload, self._unsaved)
+            self._encoded, self._encoding = [], self.catalog.encode_slices(SLICE)
+            self._encoded_offset = self.catalog.applied_offset
+        for part, is_last in self._encoding:
+            self._encoded.append(part)
+            if not is_last and self._unsaved < IN_ONE_GO * wanted:
+                return
+        payload = msgspec.Raw(b"".join(self._encoded))
+        self._encoded, self._encoding = [], None
+        self._executor.submit(self._save_encoded, payload, self._unsaved)
 
     def _save_encoded(self, payload: msgspec.Raw, changes: int) -> None:
         try:
