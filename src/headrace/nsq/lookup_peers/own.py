@@ -7,8 +7,10 @@ where nsqlookupd would keep it for new nodes.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import QuotaExceededError
 from headrace.nsq.lookup_peers.announcements import is_there, present
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+AGAIN_S: Final = 15.0
+"""Between two tries to register what there was no room for, as with nsqlookupds in other processes."""
+AT_ONCE: Final = 500
+"""Registrations, about a millisecond."""
+
 
 class OwnProducer:
     """This broker as a producer."""
@@ -33,19 +40,47 @@ class OwnProducer:
         self._broker = broker
         self._pace = pace
         self._is_there = False
+        self._was_refused = False
 
     def enter(self) -> None:
         """Register everything, unless that was done."""
+        if self._identify():
+            for change in present(self._broker.topics):
+                self._register(change)
+
+    def _identify(self) -> bool:
+        """Return whether this broker is in the table, as far as there is room."""
         if self._is_there:
-            return
+            return True
         try:
             self._table.identify(self, self._info, ALWAYS_HEARD_MS)
         except QuotaExceededError as error:
             self._note_refused(error)
-            return
+            return False
         self._is_there = True
-        for change in present(self._broker.topics):
-            self._register(change)
+        return True
+
+    async def keep_told(self) -> None:
+        """Register again and again what there was no room for, until cancelled: others may have left since."""
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            if not self._was_refused:
+                continue
+            self._was_refused = False
+            try:
+                if self._identify():
+                    await self._register_all()
+            except Exception:
+                logger.exception("registering with the registry in this process failed by a bug")
+
+    async def _register_all(self) -> None:
+        """Register everything in turns; what is gone before its own is left out."""
+        changes = present(self._broker.topics)
+        while some := list(itertools.islice(changes, AT_ONCE)):
+            for change in some:
+                if is_there(self._broker.topics, change):
+                    self._register(change)
+            await asyncio.sleep(0)
 
     def leave(self) -> None:
         """Be gone, as a producer whose connection has ended."""
@@ -76,5 +111,8 @@ class OwnProducer:
             self._note_refused(error)
 
     def _note_refused(self, error: QuotaExceededError) -> None:
+        self._was_refused = True
         if self._pace.is_due("own registry"):
-            logger.warning("not told by the registry in this process node=%s error=%s", self._info.node, error)
+            logger.warning(
+                "not told by the registry in this process, tried again node=%s error=%s", self._info.node, error
+            )

@@ -78,6 +78,7 @@ class LookupPeers:
         self._own_names = (own_address, own_address.replace("127.0.0.1:", "localhost:", 1))
         self._own: OwnProducer | None = None
         self._own_queries: ChannelQueries | None = None
+        self._own_task: asyncio.Task[None] | None = None
         if own_table is not None:
             info = ProducerInfo(**asdict(identity), remote_address=own_address)
             self._own = own = OwnProducer(own_table, info, broker, self._pace)
@@ -96,6 +97,7 @@ class LookupPeers:
         """Begin to announce; waits for nobody."""
         if self._own is not None:
             self._own.enter()
+            self._own_task = asyncio.create_task(self._own.keep_told())
         self.set_addresses(self.addresses)
         early, self._early = self._early, None
         for topic in early or ():
@@ -118,6 +120,9 @@ class LookupPeers:
         self._broker.presence_listeners.remove(self._presence_changed)
         self.set_addresses([])
         if self._own is not None and self._own_queries is not None:
+            if self._own_task is not None:
+                self._own_task.cancel()
+                await asyncio.gather(self._own_task, return_exceptions=True)
             self._own.leave()
             await self._own_queries.close()
         await asyncio.gather(*self._closing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -12,6 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from headrace.nsq.lookup_peers import own
 from headrace.nsq.lookup_peers.peers import LookupPeers
 from headrace.registry.producers import ProducerInfo, ProducerTable
 from headrace.testing import RunningBroker, broker
@@ -135,6 +137,34 @@ def test_where_the_registry_is_full_the_broker_goes_on(rig: BrokerRig, caplog: p
 
     run(test)
     assert "registry.max_topics" in caplog.text
+
+
+def test_what_there_was_no_room_for_is_told_when_there_is(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who filled the registry once had this broker left out of it until its next start."""
+    monkeypatch.setattr(own, "AGAIN_S", 0.01)
+
+    async def test() -> None:
+        table = make_table(max_topics=2)
+        table.identify("greedy", next(table.nodes(0)).info, 0)
+        peers = make_peers(rig, table)
+        rig.publish("one", [b"x"])
+        peers.start()
+        assert hosts(table, "one") == []
+        table.connection_closed("greedy")
+        await wait_until(lambda: hosts(table, "one") == ["b"])
+        table.create("full")
+        rig.publish("two", [b"x"])
+        rig.publish("three", [b"x"])
+        rig.broker.delete_topic("three")
+        assert table.topics() == ["one", "full"]
+        table.delete_topic("full")
+        await wait_until(lambda: hosts(table, "two") == ["b"])
+        assert table.topics() == ["one", "two"]
+        await peers.stop()
+        await asyncio.sleep(0.05)
+        assert hosts(table, "two") == []
+
+    run(test)
 
 
 def test_the_own_registry_has_two_names(rig: BrokerRig) -> None:
