@@ -202,7 +202,8 @@ async def _stop_all(servers: list[Coroutine[Any, Any, None]]) -> None:
 
 def describe(registry: LoneRegistry) -> str:
     """Return what ``headrace registry`` prints when it is ready."""
-    lines = [f"  {name:<15}  {address}" for name, address in registry.listeners.items()]
+    lines = [f"  {'folder':<15}  {registry.registry.kv_path.parent.resolve()}"]
+    lines += [f"  {name:<15}  {address}" for name, address in registry.listeners.items()]
     return "\n".join((f"Headrace {headrace.__version__} registry is ready", *lines))
 
 

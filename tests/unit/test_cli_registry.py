@@ -68,6 +68,7 @@ def test_registry_runs_until_a_signal(tmp_path: Path, number: signal.Signals) ->
     finally:
         process.kill()
     assert process.returncode == 0, errors
+    assert f"  folder           {tmp_path / 'data' / 'namesrv'}\n" in output
     assert all(f"  {name:<15}  {address}\n" in output for name, address in listeners.items())
     assert "Traceback" not in errors
     assert not ready.exists()
