@@ -39,6 +39,29 @@ def fixed_addresses() -> list[str]:
     return [word for name in names for word in (f"--{name}", f"127.0.0.1:{free_port()}")]
 
 
+def test_what_cannot_be_written_down_is_counted(tmp_path: Path) -> None:
+    """A-REG-21: an ordered topic that is not on disk is refused; the registry goes on, and a monitor sees it."""
+    arguments = ("--free-ports", "--registry.start-wait-ms", "0")
+    with RegistryProcess(tmp_path, *arguments) as registry, RemotingSocket(registry.listeners["registry"]) as peer:
+        (registry.data_dir / "namesrv").rename(tmp_path / "away")
+        ordered = {"namespace": NAMESPACE, "key": "ordered", "value": "broker-a:4"}
+        assert peer.call(100, ordered)[0]["code"] == 1
+        names = {
+            "brokerName": "broker-a",
+            "brokerAddr": "127.0.0.1:1",
+            "clusterName": "C",
+            "haServerAddr": "127.0.0.1:2",
+        }
+        assert peer.call(103, names | {"brokerId": 0})[0]["code"] == 0
+        until(lambda: value(registry, "registry_kv_write_errors_total") > 0)
+        until(lambda: value(registry, "registry_brokers_write_errors_total") > 0)
+        assert value(registry, "registry_brokers") == 1
+        assert [registry.ask(path)[0] for path in ("/healthz", "/readyz")] == [200, 200]
+        (tmp_path / "away").rename(registry.data_dir / "namesrv")
+        kept = registry.data_dir / "namesrv" / "kvConfig.json"
+        until(lambda: kept.exists() and "broker-a:4" in kept.read_text(), 30)
+
+
 def test_registry_is_scraped_killed_and_started_again(tmp_path: Path) -> None:
     """A-REG-04, A-REG-16, X-REG-06: what it counts begins anew, brokers come back, ordered topics have stayed."""
     with contextlib.ExitStack() as stack:

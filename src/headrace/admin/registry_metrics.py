@@ -33,6 +33,7 @@ def registry_families(registry: RegistryServer) -> Iterator[Metric]:
         ("held_routes", "Requests for routes held after the start, for brokers to come.", counters.routes_held),
         ("unready_routes", "Requests for routes refused after the start instead.", counters.routes_refused),
         ("kv_write_errors", "Failed writes of the key-value configuration.", registry.kv_write_errors),
+        ("brokers_write_errors", "Failed writes of which brokers there are.", registry.brokers_write_errors),
         ("received_bytes", "Bytes received.", counters.bytes_in),
         ("sent_bytes", "Bytes sent.", counters.bytes_out),
     ):

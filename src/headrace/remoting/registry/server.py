@@ -378,6 +378,11 @@ class RegistryServer(RequestServer[RegistryConnection]):
         """Failed writes of the key-value configuration."""
         return self._writer.errors if self._writer is not None else 0
 
+    @property
+    def brokers_write_errors(self) -> int:
+        """Failed writes of the names of brokers, for which the next start is to wait."""
+        return self._brokers_writer.errors if self._brokers_writer is not None else 0
+
     def _kv_builder(self) -> Callable[[], bytes]:
         """Return what makes the file's content as it is now, in a thread."""
         content = self.kv.content()
