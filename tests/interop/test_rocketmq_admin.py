@@ -15,6 +15,7 @@ from queue import Empty
 
 import pytest
 
+from headrace import testing
 from tests.interop.nsq_peers import running
 from tests.interop.rocketmq_admin import STEPS
 from tests.interop.rocketmq_peers import (
@@ -22,8 +23,11 @@ from tests.interop.rocketmq_peers import (
     Agent,
     Cluster,
     headrace,
+    mqadmin,
     mqadmin_command,
 )
+from tests.support.registries import ask
+from tests.support.remoting import RemotingSocket, as_json, consumer_data, send_fields, subscription
 from tests.support.waiting import until
 
 VERSIONS = ["4.9.7", pytest.param("5.5.0", marks=pytest.mark.slow)]
@@ -117,3 +121,22 @@ def test_cluster_rt_measures_every_broker(situation: Situation, version: str) ->
     )
     with running(command.words, log, env=command.environment, cwd=command.home, stdin=subprocess.DEVNULL):
         until(lambda: re.search(r"C1\s+broker-a\s+[\d.]+\s+2\s+0", log.read_text()), 40)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_lag_in_the_metrics_is_what_consumer_progress_tells(tmp_path: Path, version: str) -> None:
+    """docs/metrics.md: of all queues of a topic, also of those where the group has committed nothing."""
+    with testing.broker() as broker, RemotingSocket(broker.remoting) as client:
+        for number in range(10):
+            assert client.call(310, send_fields("orders", queue_id=number % 4), b"one")[0]["code"] == 0
+        joins = {"clientID": "one", "consumerDataSet": [consumer_data("billing", subscription("orders"))]}
+        assert client.call(34, None, as_json(joins | {"producerDataSet": []}))[0]["code"] == 0
+        for queue_id, offset in ((0, 1), (1, 3)):
+            fields = {"consumerGroup": "billing", "topic": "orders", "queueId": queue_id, "commitOffset": offset}
+            assert client.call(15, fields)[0]["code"] == 0
+        printed = mqadmin(version, tmp_path, "consumerProgress", "-n", broker.registry, "-g", "billing")
+        metrics = ask(broker.admin, "/metrics")[1]
+    told = re.search(r"Diff Total: (\d+)", printed)
+    assert told is not None, printed
+    assert int(told[1]) == 6
+    assert 'headrace_broker_group_lag_messages{group="billing",topic="orders"} 6.0\n' in metrics
