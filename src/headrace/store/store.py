@@ -256,6 +256,8 @@ class Store:
             self.commits.close()
         if hasattr(self, "mark"):
             self.mark.close()
+        if hasattr(self, "files"):
+            self.files.close()
         release_lock(self._lock_fd)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import resource
@@ -1242,3 +1243,24 @@ def test_an_entry_that_the_disk_takes_in_part_is_not_mended(bench: StoreBench, m
     assert raised.value.filename == str(entries)
     bench.open()
     assert bench.messages("t") == {0: b"a", 1: b"b"}
+
+
+def test_a_start_that_is_refused_leaves_no_file_open(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process tries again and again, as tests and tools do, it would have none left."""
+    bench.append("t", b"a")
+    bench.store.checkpoints.write_all(bench.store.log.end_offset, clean=False)
+    bench.store.abandon()
+    del bench.store
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Opening, "_sync_log", refuse)
+        with pytest.raises(OSError, match="No space left on device") as raised:
+            bench.open()
+        del raised
+    gc.collect()
+    opened = [os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()]
+    assert [path for path in opened if path.startswith(str(bench.root))] == []
+    bench.open()
