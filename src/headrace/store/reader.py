@@ -26,6 +26,9 @@ CLOSED: Final = "closed"
 OPEN: Final = "open"
 CRASHED: Final = "crashed"
 
+_MAX_RECORD_BYTES: Final = 64 << 20
+"""More cannot be a record, whatever an entry says: as ``LogWalk`` has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
@@ -121,7 +124,7 @@ class StoreReader:
         size = self.identity.segment_bytes
         first = physical_offset // size * size
         path = self.directory.commit_log / segment_name(first)
-        if is_special(path):
+        if record_bytes > _MAX_RECORD_BYTES or is_special(path):
             return None
         try:
             with path.open("rb", buffering=0) as file:

@@ -37,7 +37,7 @@ from headrace.store.inspect import inspect_store
 from headrace.store.log_check import LogCheck
 from headrace.store.reader import SegmentFile, StoreReader
 from tests.support import layouts
-from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench
+from tests.support.stores import SEGMENT_BYTES, MakeBench, StoreBench, count_reads
 
 
 def kinds(report: CheckReport) -> set[str]:
@@ -781,6 +781,22 @@ def test_a_log_that_goes_on_into_the_next_file_while_it_is_checked(
     report = check_store(bench.root)
     assert went_on
     assert (report.exit_code, report.damage) == (0, []), report.to_json()
+
+
+def test_an_entry_with_a_size_that_cannot_be_is_not_believed(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One flipped bit makes it a gigabyte: that much was read, and held in memory, to find no record."""
+    (placed,) = bench.append("t", b"body")
+    bench.close()
+    (entries,) = (bench.root / "consumequeue" / "t" / "0").iterdir()
+    with entries.open("r+b") as file:
+        file.seek(8)
+        file.write(b"\x40")
+    sizes = count_reads(monkeypatch, "commitlog")
+    (shown,) = dump_records(StoreReader(bench.root), Selection(topic="t", from_offset=0))
+    assert (shown["physical_offset"], shown["damage"]) == (placed[2], "no whole record there")
+    assert sizes == []
 
 
 def test_dump_names_an_entry_that_is_missing(bench: StoreBench) -> None:
