@@ -49,7 +49,8 @@ class CommitLog:
         Raises:
             MessageTooLargeError: an entry breaks a limit of the format.
             StoreFullError: there is no room for the next segment.
-            OSError: the write failed.
+            OSError, MemoryError: the write failed.
+            FlushError: so did taking back what was written of it: nothing may be appended any more.
         """
     def mark_durable(self, physical_offset: int) -> None: ...
     def show_durable(self) -> list[Any]:
