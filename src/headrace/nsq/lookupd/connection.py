@@ -84,6 +84,7 @@ class ProducerConnection:
                 self.cause = "client closed"
                 return
             if len(data) <= SHORT_READ_BYTES:
+                await server.short_reads.wait_turn(len(data))
                 self._take(data)
             else:
                 async with server.long_read:

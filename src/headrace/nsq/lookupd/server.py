@@ -19,6 +19,7 @@ from headrace.net.refusal_log import RefusalLog
 from headrace.nsq.lookupd.codec import encode_reply
 from headrace.nsq.lookupd.connection import READ_BYTES, ProducerConnection
 from headrace.nsq.lookupd.producer_log import ProducerLog
+from headrace.nsq.lookupd.short_reads import ShortReads
 from headrace.nsq.version import server_version
 from headrace.registry.producers import ProducerTable
 
@@ -55,6 +56,7 @@ class LookupdServer:
         address: Where it listens, as bound; empty before ``start``.
         identity: What producers are told of this registry.
         long_read: Held by the connection whose long read is taken in this turn of the event loop.
+        short_reads: Says when a short one may be taken.
     """
 
     def __init__(self, settings: RegistrySettings, clock: Clock, *, http_address: str) -> None:
@@ -90,6 +92,7 @@ class LookupdServer:
             "version": server_version(),
         }
         self.long_read = asyncio.Lock()
+        self.short_reads = ShortReads()
         self._listener: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
