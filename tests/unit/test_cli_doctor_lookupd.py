@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 from pathlib import Path
+from urllib.request import Request
 
 import pytest
 
@@ -109,6 +111,19 @@ def test_what_answers_in_the_place_of_the_own_registry_is_asked_whom_it_knows() 
         assert (status, f"sends consumers to {one.nsq_tcp}" in text) == ("ok", True)
         status, text = look(other, one.nsq_tcp)
         assert (status, "it is another program's" in text) == ("warning", True)
+
+
+def test_nodes_are_asked_for_without_the_old_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as long again, and what is read has a bound."""
+    asked: list[str | None] = []
+
+    def answer(request: Request, **_: object) -> io.BytesIO:
+        asked.append(request.get_header("Accept"))
+        return io.BytesIO(b'{"producers":[{"broadcast_address":"b","tcp_port":1}]}')
+
+    monkeypatch.setattr(lookup_checkup, "urlopen", answer)
+    assert lookup_checkup._read_nodes("h:4161") == {"b:1"}
+    assert asked == ["application/vnd.nsq; version=1.0"]
 
 
 def test_the_own_registry_by_another_address() -> None:

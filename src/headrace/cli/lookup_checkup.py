@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from headrace.cli.findings import Finding
 from headrace.errors import ClientError, ConfigError, NotConnectedError, ProtocolError
@@ -114,7 +114,9 @@ async def _check_own(address: str, http_address: str, told: str) -> Finding:
 
 
 def _read_nodes(http_address: str) -> set[str]:
-    with urlopen(f"http://{http_address}/nodes", timeout=ANSWER_S) as answer:
+    # Else it comes in the form from before NSQ 1.0 as well, twice as long.
+    request = Request(f"http://{http_address}/nodes", headers={"Accept": "application/vnd.nsq; version=1.0"})
+    with urlopen(request, timeout=ANSWER_S) as answer:
         rows = fastjson.loads(answer.read(MAX_NODES_BYTES))["producers"]
     return {format_address((row["broadcast_address"], row["tcp_port"])) for row in rows}
 
