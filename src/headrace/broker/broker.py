@@ -276,7 +276,7 @@ class Broker:
         self._table.require_deletable(topic)
         self._table.write_deletion(topic)
         owners = [owner for channel in list(topic.channels.values()) for owner in self._channels.detach(topic, channel)]
-        self._channels.forget_held(topic)
+        self._channels.forget_delayed(topic)
         self._table.forget(topic)
         self.counters.topics_deleted += 1
         logger.info("topic deleted topic=%s", name)
@@ -301,7 +301,7 @@ class Broker:
                 self._control.write({"op": "pause_topic", "topic": name, "paused": paused, "frozen": noted})
             topic.paused, topic.frozen = paused, frozen
             topic.limit_channels()
-            self._channels.release(topic)
+            self._channels.release_delayed(topic)
             self._channels.touch_topics([topic])
         return self.last_change
 
@@ -316,7 +316,7 @@ class Broker:
             self._skip(topic, topic.frozen, ends)
             topic.frozen = topic.dropped = ends
             topic.limit_channels()
-            self._channels.forget_held(topic)
+            self._channels.forget_delayed(topic)
         return self.last_change
 
     def _tell_presence(self, topic: Topic, channel: str) -> None:

@@ -359,8 +359,8 @@ def test_many_delayed_messages_are_deferred_when_they_are_read(rig: BrokerRig, m
 
 def test_the_messages_known_to_wait_in_topics_are_bounded(rig: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the bounds a delayed message is deferred when the channel reads it; its time holds all the same."""
-    monkeypatch.setattr(channel_table, "MAX_HELD", 5)
-    monkeypatch.setattr(channel_table, "MAX_HELD_OF_TOPIC", 3)
+    monkeypatch.setattr(channel_table, "MAX_DELAYED", 5)
+    monkeypatch.setattr(channel_table, "MAX_DELAYED_OF_TOPIC", 3)
     counts = {}
     for name in ("one", "two", "three"):
         for _ in range(4):
@@ -867,8 +867,8 @@ def test_nothing_waits_in_a_topic_that_was_deleted_meanwhile(rig: BrokerRig) -> 
         rig.broker.publish(batch)
         rig.broker.delete_topic(name)
         rig.store.flush()
-    assert rig.broker._channels._held == {}
-    assert rig.broker._channels._held_count == 0
+    assert rig.broker._channels._delayed == {}
+    assert rig.broker._channels._delayed_count == 0
 
 
 def test_delayed_messages_of_a_channel_that_nobody_consumes_are_journalled(rig: BrokerRig) -> None:

@@ -36,10 +36,10 @@ NOTE_LOOKS: Final = 128
 MANY: Final = 64
 """Messages with which a channel is dispatched though it is held."""
 
-MAX_HELD: Final = 65_536
+MAX_DELAYED: Final = 65_536
 """Delayed messages of which the table knows that they wait in their topics."""
 
-MAX_HELD_OF_TOPIC: Final = 4_096
+MAX_DELAYED_OF_TOPIC: Final = 4_096
 
 MAX_RELEASED: Final = 65_536
 """Messages times channels that are deferred at once: some ten milliseconds."""
@@ -74,8 +74,8 @@ class ChannelTable:
         self._to_note: list[Topic] = []  # still to look at, the next one at the end
         self._notes_left = 0
         self._next_note_ms = 0
-        self._held: dict[Topic, list[tuple[int, int, int, int]]] = {}  # topics: delayed messages that wait in them
-        self._held_count = 0
+        self._delayed: dict[Topic, list[tuple[int, int, int, int]]] = {}  # messages that wait for their topic's flow
+        self._delayed_count = 0
         self.is_stopping = False
         """Consumers leave because the broker stops: an ephemeral channel does not go with its last one."""
 
@@ -159,7 +159,7 @@ class ChannelTable:
             channel.add_queue(queue, at)
         self._attach(topic, channel, key)
         topic.limit_channel(channel)
-        self.release(topic)
+        self.release_delayed(topic)
         if not ephemeral:
             logger.info("channel created topic=%s channel=%s", topic.name, name)
         self._topics.tell_presence(topic, name)
@@ -206,7 +206,7 @@ class ChannelTable:
         topic.frozen = frozen
         owners = self.detach(topic, channel)
         if topic.ephemeral and not topic.channels:
-            self.forget_held(topic)
+            self.forget_delayed(topic)
             self._topics.forget(topic)
             self._core.counters.topics_deleted += 1
         self.send_away(owners, reason)
@@ -345,39 +345,39 @@ class ChannelTable:
         """
         if self._topics.topics.get(topic.name) is not topic:
             return
-        if topic.frozen is not None and self._held_count < MAX_HELD:
-            held = self._held.setdefault(topic, [])
-            if len(held) < MAX_HELD_OF_TOPIC:
-                held.append((queue_id, queue_offset, physical_offset, due_ms))
-                self._held_count += 1
+        if topic.frozen is not None and self._delayed_count < MAX_DELAYED:
+            waiting = self._delayed.setdefault(topic, [])
+            if len(waiting) < MAX_DELAYED_OF_TOPIC:
+                waiting.append((queue_id, queue_offset, physical_offset, due_ms))
+                self._delayed_count += 1
         now_ms = self._core.clock.now_ms()
         for channel in topic.channels.values():
             channel.defer(queue_id, queue_offset, physical_offset, due_ms, now_ms)
             self._timers.look_at(channel)
             self._states.look_at(channel)  # its notes would grow for as long as nobody consumes it
 
-    def release(self, topic: Topic) -> None:
+    def release_delayed(self, topic: Topic) -> None:
         """Defer the delayed messages that waited in a topic, if its channels get them from now on.
 
         It only makes them seen as deferred: a channel that reads one before its time defers it as well.
         """
-        if topic.frozen is not None or topic not in self._held:
+        if topic.frozen is not None or topic not in self._delayed:
             return
-        held = self.forget_held(topic)
-        if len(held) * len(topic.channels) > MAX_RELEASED:
+        waiting = self.forget_delayed(topic)
+        if len(waiting) * len(topic.channels) > MAX_RELEASED:
             return
         now_ms = self._core.clock.now_ms()
         for channel in topic.channels.values():
-            for queue_id, queue_offset, physical_offset, due_ms in held:
+            for queue_id, queue_offset, physical_offset, due_ms in waiting:
                 if due_ms > now_ms:
                     channel.defer(queue_id, queue_offset, physical_offset, due_ms, now_ms)
             self.touch(channel)
 
-    def forget_held(self, topic: Topic) -> list[tuple[int, int, int, int]]:
+    def forget_delayed(self, topic: Topic) -> list[tuple[int, int, int, int]]:
         """Forget, and return, which delayed messages wait in a topic."""
-        held = self._held.pop(topic, [])
-        self._held_count -= len(held)
-        return held
+        waiting = self._delayed.pop(topic, [])
+        self._delayed_count -= len(waiting)
+        return waiting
 
     def take_dirty(self) -> list[Channel]:
         """Return the channels that may have something to deliver and forget them."""
