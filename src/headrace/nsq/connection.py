@@ -239,9 +239,10 @@ class NsqConnection(ServerConnection):
             self._consumer_reads = None
 
     def wait_for_store(self) -> None:
-        """Read no more: the store is behind.
+        """Read no more: the store is behind, or owes this client the replies that it may owe.
 
-        Not for who only consumes: a FIN takes none of the room that is short, and unread it would come too late.
+        The first not for who only consumes: a FIN takes none of the room that is short, and unread it would come too
+        late.
         """
         self.server.hold_back(self)
 
