@@ -95,8 +95,13 @@ def test_a_broker_that_does_without_a_default_is_running(tmp_path: Path, monkeyp
         assert [finding.text for finding in report.findings if finding.status == "problem"] == []
 
 
-def test_what_answers_in_the_place_of_the_own_registry_is_asked_whom_it_knows() -> None:
-    """A start does without a default that another has: then consumers of that one are told of others only."""
+def test_what_answers_in_the_place_of_the_own_registry_is_asked_whom_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start does without a default that another has: then consumers of that one are told of others only.
+
+    Past a proxy that the environment names.
+    """
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr("urllib.request._opener", None)  # else it has looked at the environment before
 
     def look(owner: RunningBroker, tcp_address: str) -> tuple[str, str]:
         flags = [

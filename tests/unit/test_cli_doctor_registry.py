@@ -70,6 +70,17 @@ def test_report_of_a_registry_that_runs(tmp_path: Path) -> None:
         assert (status, text.startswith(f"{in_use}, which does not answer on all")) == ("problem", True)
 
 
+def test_the_admin_port_is_asked_past_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the environment names for the web: what this machine's loopback is, it does not know."""
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr("urllib.request._opener", None)  # else it has looked at the environment before
+    with RegistryProcess(tmp_path) as registry:
+        admin = registry.listeners["admin"]
+        assert found(examine(flags(registry.data_dir, registry.listeners)), "health") == [
+            ("ok", f"{admin} says ok, ready")
+        ]
+
+
 def test_what_the_admin_port_refuses_is_a_problem(tmp_path: Path) -> None:
     """With its words; and whoever else has the port is none."""
     with RegistryProcess(tmp_path) as registry:

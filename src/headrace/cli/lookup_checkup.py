@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Final
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from headrace.cli.findings import Finding
+from headrace.cli.local_http import open_directly
 from headrace.errors import ClientError, ConfigError, NotConnectedError, ProtocolError
 from headrace.format import fastjson
 from headrace.net.address import format_address, is_loopback, parse_address, parse_registries, told_host
@@ -116,7 +117,7 @@ async def _check_own(address: str, http_address: str, told: str) -> Finding:
 def _read_nodes(http_address: str) -> set[str]:
     # Else it comes in the form from before NSQ 1.0 as well, twice as long.
     request = Request(f"http://{http_address}/nodes", headers={"Accept": "application/vnd.nsq; version=1.0"})
-    with urlopen(request, timeout=ANSWER_S) as answer:
+    with open_directly(request, timeout=ANSWER_S) as answer:
         rows = fastjson.loads(answer.read(MAX_NODES_BYTES))["producers"]
     return {format_address((row["broadcast_address"], row["tcp_port"])) for row in rows}
 

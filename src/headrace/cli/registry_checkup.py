@@ -8,7 +8,6 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 from urllib.error import HTTPError
-from urllib.request import urlopen
 
 from headrace.broker.access import find_rules
 from headrace.cli.checkup import (
@@ -23,6 +22,7 @@ from headrace.cli.checkup import (
     parse_listener,
 )
 from headrace.cli.findings import Finding
+from headrace.cli.local_http import open_directly
 from headrace.lock_file import is_held, owner_in
 from headrace.net.address import format_address, told_host
 from headrace.net.listener import MIN_FILES
@@ -77,7 +77,7 @@ def check_health(address: str) -> Finding:
     try:
         for path in ("/healthz", "/readyz"):
             try:
-                with urlopen(f"http://{format_address((host, port))}{path}", timeout=ANSWER_S) as answer:
+                with open_directly(f"http://{format_address((host, port))}{path}", timeout=ANSWER_S) as answer:
                     said.append(answer.read(MAX_ANSWER_BYTES).decode("utf-8", "replace").strip())
             except HTTPError as error:
                 with error:
