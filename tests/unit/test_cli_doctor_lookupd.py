@@ -139,7 +139,20 @@ def test_the_own_registry_by_another_address() -> None:
         flags = [("--registry.nsq-tcp-address", listener), ("--nsq.lookupd-addresses", other)]
         found = check(load_settings(environ={}, flags=flags).settings)
         assert found[1][0] == "ok"
-        assert found[1][1].startswith(f"{other} is the registry in the broker's own process")
+        assert found[1][1].startswith(f"{other} leads to the port of the registry in the broker's own process")
+        assert found[1][1].endswith(": leave it out of nsq.lookupd_addresses")
+
+
+def test_a_name_of_a_default_port_that_another_may_have_is_not_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a nsqlookupd has it, a start does without its own, and nobody told that one any more."""
+    with running_broker(registry__nsq_tcp_address="0.0.0.0:0") as running:
+        listener = running.listeners["nsqlookupd_tcp"]
+        monkeypatch.setattr("headrace.net.ports._DISPENSABLE", {"registry.nsq_tcp_address": listener})
+        other = f"127.0.0.2:{listener.rpartition(':')[2]}"
+        flags = [("--registry.nsq-tcp-address", listener), ("--nsq.lookupd-addresses", other)]
+        found = check(load_settings(environ={}, flags=flags).settings)
+        assert found[1][0] == "ok"
+        assert found[1][1].endswith("; keep it in nsq.lookupd_addresses if another program has the port")
 
 
 def test_a_broker_without_nsq_is_announced_to_nobody() -> None:

@@ -14,7 +14,7 @@ from headrace.format import fastjson
 from headrace.net.address import format_address, is_loopback, parse_address, parse_registries, told_host
 from headrace.net.dialing import connect
 from headrace.net.names import Names
-from headrace.net.ports import listener_addresses
+from headrace.net.ports import LISTENERS, is_dispensable, listener_addresses
 from headrace.nsq.lookup_peers.codec import PING
 from headrace.nsq.lookup_peers.connection import LookupConnection
 
@@ -93,7 +93,9 @@ async def _check_lookupd(address: str, names: Names, listener: str, *, own: bool
         text = f"{address} is no nsqlookupd, or not its TCP port (4160): {error}"
         return Finding("problem", NAME, text)
     if is_own and not own:
-        text = f"{address} is the registry in the broker's own process, which is told without being named"
+        text = f"{address} leads to the port of the registry in the broker's own process, which is told unnamed"
+        if is_dispensable(LISTENERS["nsqlookupd_tcp"], listener):
+            return Finding("ok", NAME, f"{text}; keep it in nsq.lookupd_addresses if another program has the port")
         return Finding("ok", NAME, f"{text}: leave it out of nsq.lookupd_addresses")
     return Finding("ok", NAME, f"{address} answers")
 
