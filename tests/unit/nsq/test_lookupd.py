@@ -267,6 +267,17 @@ def test_one_that_was_refused_has_its_place_until_it_has_gone(monkeypatch: pytes
         refused.close()
 
 
+def test_a_stop_beside_one_that_was_refused_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """It stays for its last words, and is cut."""
+    with broker(remoting__address="", nsq__tcp_address="", nsq__http_address="") as running:
+        refused = Peer(running, magic=b"  V2")
+        assert refused.reply() == b"E_BAD_PROTOCOL"
+        running.stop()
+        assert refused.is_closed()
+        refused.close()
+    assert [entry.getMessage() for entry in caplog.records if entry.levelname == "ERROR"] == []
+
+
 def test_too_many_topics_are_refused_with_the_setting_s_name() -> None:
     with broker(registry__max_topics=1, nsq__tcp_address="", nsq__http_address="") as running:
         greedy = Peer(running)

@@ -208,7 +208,7 @@ class ProducerConnection:
                 self._writer.write_eof()
                 while await self._reader.read(READ_BYTES):
                     pass
-        except (OSError, TimeoutError, RuntimeError) as error:
+        except (OSError, TimeoutError, RuntimeError, asyncio.CancelledError) as error:  # the last at a stop
             logger.debug("last words not read client=%s error=%r", self.remote_address, error)
         finally:
             self._writer.transport.abort()
