@@ -105,8 +105,8 @@ def _names_none(body: bytes) -> ProtocolError:
 def _decode_names(names: bytes) -> Iterator[str]:
     """Decode a list, some of it at a time.
 
-    It is cut between two names, or what looks so: no name of a channel has a quote in it, and a text that has is not
-    decoded then.
+    It is cut between two names, or what looks so: no channel has a quote or a comma in its name, and a list in which
+    something has may be refused for it.
     """
     at, end = 1, len(names) - 1
     while at < end:
