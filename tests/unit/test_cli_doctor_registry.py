@@ -70,6 +70,18 @@ def test_report_of_a_registry_that_runs(tmp_path: Path) -> None:
         assert (status, text.startswith(f"{in_use}, which does not answer on all")) == ("problem", True)
 
 
+def test_the_admin_port_of_another_registry_is_not_taken_for_this_one_s(tmp_path: Path) -> None:
+    """A second on one machine does without the default address that the first has."""
+    with RegistryProcess(tmp_path / "one") as one, RegistryProcess(tmp_path / "two") as two:
+        admin = one.listeners["admin"]
+        ((status, text),) = found(examine(flags(two.data_dir, two.listeners, admin=admin)), "health")
+        assert (status, text.startswith(f"{admin} is process {one.pid}'s, and process {two.pid} has")) == (
+            "warning",
+            True,
+        )
+        assert text.endswith("set registry.admin_address to another one")
+
+
 def test_the_admin_port_is_asked_past_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which the environment names for the web: what this machine's loopback is, it does not know."""
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
@@ -84,9 +96,9 @@ def test_the_admin_port_is_asked_past_a_proxy(tmp_path: Path, monkeypatch: pytes
 def test_what_the_admin_port_refuses_is_a_problem(tmp_path: Path) -> None:
     """With its words; and whoever else has the port is none."""
     with RegistryProcess(tmp_path) as registry:
-        finding = check_health(registry.listeners["nsqlookupd_http"])
+        finding = check_health(registry.listeners["nsqlookupd_http"], str(registry.pid))
         assert (finding.status, "/healthz answers 404" in finding.text) == ("problem", True)
-    assert check_health(registry.listeners["admin"]).status == "problem"
+    assert check_health(registry.listeners["admin"], "1").status == "problem"
 
 
 def test_ports_that_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

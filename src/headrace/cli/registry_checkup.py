@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 from urllib.error import HTTPError
+
+import msgspec
 
 from headrace.broker.access import find_rules
 from headrace.cli.checkup import (
@@ -35,6 +38,10 @@ from headrace.settings.folder import find_folder_problem
 MAX_ANSWER_BYTES: Final = 10_000
 
 
+class _Index(msgspec.Struct):
+    pid: int
+
+
 async def examine_registry(settings: Settings) -> Report:
     """Look at everything.
 
@@ -57,7 +64,7 @@ async def examine_registry(settings: Settings) -> Report:
     folder = settings.store.data_dir / KV_FOLDER
     is_running = is_held(folder / LOCK_FILE)
     if "admin" in listeners and running["admin"] and is_running:
-        add([await asyncio.to_thread(check_health, listeners["admin"])])
+        add([await asyncio.to_thread(check_health, listeners["admin"], owner_in(folder / LOCK_FILE))])
     add(find_rule_file(settings, rules))
     add(check_unguarded(rules, listeners))
     add(check_files())
@@ -69,23 +76,46 @@ async def examine_registry(settings: Settings) -> Report:
     return report
 
 
-def check_health(address: str) -> Finding:
-    """What does the admin port say of its process?"""
-    host, port = parse_listener(address)
-    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    said = []
+def check_health(address: str, owner: str) -> Finding:
+    """What does the admin port say of its process, and is it the one that has the folder?
+
+    Args:
+        owner: The number of the process that has the folder.
+    """
     try:
-        for path in ("/healthz", "/readyz"):
-            try:
-                with open_directly(f"http://{format_address((host, port))}{path}", timeout=ANSWER_S) as answer:
-                    said.append(answer.read(MAX_ANSWER_BYTES).decode("utf-8", "replace").strip())
-            except HTTPError as error:
-                with error:
-                    text = error.read(MAX_ANSWER_BYTES).decode("utf-8", "replace").strip()
-                return Finding("problem", "health", f"{address}{path} answers {error.code}: {text}")
+        other = _find_other(_ask(address, "/")[1], owner)
+        answers = {path: _ask(address, path) for path in ("/healthz", "/readyz")}
     except (OSError, HTTPException) as error:
         return Finding("problem", "health", f"{address} does not tell: {error}")
-    return Finding("ok", "health", f"{address} says {', '.join(said)}")
+    if other:
+        text = f"{address} is process {other}'s, and process {owner} has the folder: a start does without a default"
+        return Finding("warning", "health", f"{text} address that is taken; set registry.admin_address to another one")
+    for path, (status, text) in answers.items():
+        if status != HTTPStatus.OK:
+            return Finding("problem", "health", f"{address}{path} answers {status}: {text}")
+    return Finding("ok", "health", f"{address} says {', '.join(text for _, text in answers.values())}")
+
+
+def _ask(address: str, path: str) -> tuple[int, str]:
+    """Return status and text of a GET."""
+    host, port = parse_listener(address)
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    try:
+        with open_directly(f"http://{format_address((host, port))}{path}", timeout=ANSWER_S) as answer:
+            status, body = answer.status, answer.read(MAX_ANSWER_BYTES)
+    except HTTPError as error:
+        with error:
+            status, body = error.code, error.read(MAX_ANSWER_BYTES)
+    return status, body.decode("utf-8", "replace").strip()
+
+
+def _find_other(index: str, owner: str) -> str:
+    """Return the number of the process whose ``/`` this is; empty if it is the owner's, or one of them is not known."""
+    try:
+        pid = msgspec.json.decode(index, type=_Index).pid
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    return str(pid) if owner.isdigit() and pid != int(owner) else ""
 
 
 def check_folder(folder: Path, *, all_answer: bool, is_certain: bool) -> list[Finding]:
