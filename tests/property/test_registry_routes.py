@@ -134,6 +134,7 @@ class Routes(RuleBasedStateMachine):
         table = self.table
         assert all(table.clusters.values())
         assert all(table.topics.values())
+        assert table.route_count == sum(map(len, table.topics.values()))
         assert set(table.filter_servers) <= set(table.live)
         assert {at for owned in table._owned.values() for at in owned} == set(table.live)
         assert all(table._owned.values())

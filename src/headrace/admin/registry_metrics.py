@@ -22,6 +22,7 @@ def registry_families(registry: RegistryServer) -> Iterator[Metric]:
     counters, routes = registry.counters, registry.routes
     yield gauge("headrace_registry_brokers", "Broker processes thought to be alive.", len(routes.live))
     yield gauge("headrace_registry_topics", "Topics with a route.", len(routes.topics))
+    yield gauge("headrace_registry_routes", "Routes: one for each topic and broker that has it.", routes.route_count)
     yield labelled("headrace_registry_requests", "Requests taken.", "request", by_name(counters.requests))
     dropped = {"connection": counters.brokers_lost, "silence": counters.brokers_expired}
     yield labelled("headrace_registry_dropped_brokers", "Brokers dropped without a goodbye.", "cause", dropped)

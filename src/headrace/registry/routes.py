@@ -140,9 +140,11 @@ class RouteTable:
         filter_servers: broker address -> its filter servers.
         max_brokers: Live addresses it holds at most.
         max_topics: Topics it holds at most.
+        max_routes: Routes it holds at most, one for each topic and broker name that has it.
+        route_count: Routes it holds, those of one topic being its values in ``topics``.
     """
 
-    def __init__(self, *, max_brokers: int = 10_000, max_topics: int = 200_000) -> None:
+    def __init__(self, *, max_brokers: int = 10_000, max_topics: int = 200_000, max_routes: int = 5_000_000) -> None:
         self.clusters: dict[str, set[str]] = {}
         self.brokers: dict[str, BrokerData] = {}
         self.topics: dict[str, dict[str, QueueData]] = {}
@@ -150,6 +152,8 @@ class RouteTable:
         self.filter_servers: dict[str, tuple[str, ...]] = {}
         self.max_brokers = max_brokers
         self.max_topics = max_topics
+        self.max_routes = max_routes
+        self.route_count = 0
         self._owned: dict[Hashable, set[str]] = {}
 
     # -- changes -------------------------------------------------------------------------------------------------
@@ -206,13 +210,18 @@ class RouteTable:
         """Put queues of one topic beside those that are there; queues of unknown brokers are left out.
 
         Raises:
-            QuotaExceededError: it would be a topic too many.
+            QuotaExceededError: it would be a topic or a route too many.
         """
         known = {queue.broker_name: queue for queue in queues if queue.broker_name in self.brokers}
-        if known and topic not in self.topics:
+        if not known:
+            return
+        before = self.topics.get(topic, {})
+        if not before:
             self._require_topics(1)
-        if known:
-            self.topics.setdefault(topic, {}).update(known)
+        more = len(known.keys() - before.keys())
+        self._require_routes(more)
+        self.topics.setdefault(topic, {}).update(known)
+        self.route_count += more
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> bool:
         """Forget a topic, or only what the brokers of one cluster have of it; return whether there was something."""
@@ -310,12 +319,24 @@ class RouteTable:
         if registration.is_complete and len(self.topics) + more > self.max_topics:
             more -= sum(topic not in topics and queues.keys() == {name} for topic, queues in self.topics.items())
         self._require_topics(more)
+        if self.route_count + len(topics) > self.max_routes:
+            more = sum(name not in self.topics.get(topic, ()) for topic in topics)
+            if registration.is_complete:
+                more -= sum(name in queues and topic not in topics for topic, queues in self.topics.items())
+            self._require_routes(more)
 
     def _require_topics(self, more: int) -> None:
         if more > 0 and len(self.topics) + more > self.max_topics:
             raise QuotaExceededError(
                 f"{more} more topics would be above the registry's limit of {self.max_topics} "
                 "(setting registry.max_topics)"
+            )
+
+    def _require_routes(self, more: int) -> None:
+        if more > 0 and self.route_count + more > self.max_routes:
+            raise QuotaExceededError(
+                f"{more} more routes, one for each topic and broker, would be above the registry's limit of "
+                f"{self.max_routes} (setting registry.max_routes)"
             )
 
     def _put_broker(self, registration: Registration) -> None:
@@ -347,7 +368,9 @@ class RouteTable:
             queues = self.topics.get(topic)
             if queues is None:
                 self.topics[topic] = {name: known[data]}
+                self.route_count += 1
             else:
+                self.route_count += name not in queues
                 queues[name] = known[data]
         if is_complete:
             for topic in [topic for topic, queues in self.topics.items() if name in queues and topic not in topics]:
@@ -411,6 +434,7 @@ class RouteTable:
     def _remove_queue(self, topic: str, name: str) -> None:
         queues = self.topics[topic]
         del queues[name]
+        self.route_count -= 1
         if not queues:
             del self.topics[topic]
 

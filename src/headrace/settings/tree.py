@@ -520,6 +520,10 @@ class RegistrySettings:
     max_topics: int = option(200_000, least=1, most=10_000_000)
     """Topics the registry holds; a registration that would add one more is refused whole. A bound on its memory."""
 
+    max_routes: int = option(5_000_000, least=1, most=1_000_000_000)
+    """Routes the registry holds, one for each topic on each broker that has it, some 70 bytes each beside the topic; a
+    registration that would add one more is refused whole. A bound on its memory."""
+
     max_frame_bytes: int = option(16 * MIB, least=64 * KIB, most=1 * GIB)
     """Largest request; a longer one closes the connection. A registration has some 150 bytes for each topic."""
 

@@ -415,3 +415,26 @@ def test_topic_that_goes_with_a_registration_makes_room_for_a_new_one() -> None:
     table.register(broker("b", 0, B, topics={"T": FOUR}), "2", 0)
     with pytest.raises(QuotaExceededError, match=r"registry\.max_topics"):  # T stays, for the other broker
         table.register(broker(topics={"V": FOUR, "W": FOUR}, counter=3, is_complete=True), "1", 0)
+
+
+def test_routes_are_bounded_as_topics_and_brokers_are() -> None:
+    """Each broker may have every topic: without a bound on the product, 100 brokers of 200,000 topics take 1 GB."""
+    table = RouteTable(max_routes=3)
+    table.register(broker(topics={"T": FOUR, "U": FOUR}, is_complete=True), "1", 0)
+    with pytest.raises(QuotaExceededError, match=r"2 more routes.*limit of 3 \(setting registry\.max_routes\)"):
+        table.register(broker("b", 0, B, topics={"T": FOUR, "U": FOUR}), "2", 0)
+    assert list(table.live) == [A]
+    table.register(broker("b", 0, B, topics={"T": FOUR}), "2", 0)
+    table.register(broker("b", 0, B, topics={"T": TopicData(8, 8, 6)}, counter=2), "2", 0)
+    with pytest.raises(QuotaExceededError, match=r"registry\.max_routes"):
+        table.put_topic("U", [QueueData("b", 1, 1, 6)])
+    table.put_topic("U", [QueueData("a", 1, 1, 6)])
+    assert len(queues(table, "U")) == 1
+    table.register(broker(topics={"T": FOUR, "V": FOUR}, counter=2, is_complete=True), "1", 0)  # U makes room for V
+    with pytest.raises(QuotaExceededError, match=r"registry\.max_routes"):
+        table.register(broker(topics={"T": FOUR, "V": FOUR, "W": FOUR}, counter=3, is_complete=True), "1", 0)
+    assert table.delete_topic("V")
+    table.put_topic("T", [QueueData("a", 1, 1, 6), QueueData("b", 1, 1, 6)])
+    table.put_topic("W", [QueueData("b", 1, 1, 6)])
+    assert table.unregister("b", 0, B)
+    assert table.route_count == 1

@@ -154,6 +154,16 @@ def test_registration_beyond_a_limit_says_which(client: Link) -> None:
     assert bench.link().call(206).body == b'{"topicList":[]}'
 
 
+def test_registration_of_too_many_routes_is_refused_with_the_setting() -> None:
+    """And counted, as all refusals are."""
+    bench = Bench(max_routes=1)
+    link = bench.link()
+    response = link.register(topics={"T": topic(), "U": topic()})
+    assert (response.code, bench.server.counters.refusals[2]) == (2, 1)
+    assert "registry.max_routes" in response.remark
+    assert link.call(206).body == b'{"topicList":[]}'
+
+
 def test_registration_answers_with_the_order_configuration(broker: Link, client: Link) -> None:
     """remoting.md 4.8.1."""
     assert not broker.register().body

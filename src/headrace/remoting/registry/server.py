@@ -121,7 +121,9 @@ class RegistryServer(RequestServer[RegistryConnection]):
         )
         self.settings = settings
         self.address = ""
-        self.routes = RouteTable(max_brokers=settings.max_brokers, max_topics=settings.max_topics)
+        self.routes = RouteTable(
+            max_brokers=settings.max_brokers, max_topics=settings.max_topics, max_routes=settings.max_routes
+        )
         self.rivals = Rivals(clock, settings.expiry_ms)
         self._late_pace = LogPace(clock)
         self.awaited = AwaitedBrokers(settings.start_wait_ms)
