@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.net.names import Names
+from headrace.net.names import MAX_LOOKUPS, Names
 
 V6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd77::1", 0, 0, 0))
 V4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.77.0.1", 0))
@@ -80,6 +80,30 @@ def test_who_waits_for_the_same_name_shares_a_lookup(monkeypatch: pytest.MonkeyP
 
     assert asyncio.run(ask()) == [["10.77.0.1"]] * 3
     assert resolver.asked == ["registry"]
+
+
+def test_names_that_are_not_answered_take_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sets other names again and again had a thread started for each; the others wait for their turn."""
+    resolver = Resolver(monkeypatch, [V4])
+    names = Names()
+    hosts = [f"host-{number}" for number in range(3 * MAX_LOOKUPS)]
+
+    async def ask() -> list[list[str] | BaseException]:
+        gave_up = [asyncio.create_task(names.addresses(f"gone-{host}")) for host in hosts]
+        asking = [asyncio.create_task(names.addresses(host)) for host in hosts]
+        await asyncio.sleep(0.02)
+        threads = [thread for thread in threading.enumerate() if thread.name == "headrace-name"]
+        assert len(threads) == len(resolver.asked) == MAX_LOOKUPS
+        for task in gave_up:
+            task.cancel()
+        await asyncio.sleep(0)
+        resolver.may_answer.set()
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+    assert asyncio.run(ask()) == [["10.77.0.1"]] * len(hosts)
+    # Those whose turn had not come when nobody waited for them any more were not looked up.
+    assert sorted(resolver.asked[MAX_LOOKUPS:]) == sorted(hosts)
+    assert not names._lookups
 
 
 def test_a_thread_that_the_system_refuses_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
