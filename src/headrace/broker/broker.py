@@ -259,7 +259,7 @@ class Broker:
         """Return a topic that the broker has from the start, without a control record; listings may hide it."""
         return self._table.add_system(name, config)
 
-    def ensure_channel(self, topic: Topic, name: str, *, from_start: bool = False) -> Channel:
+    def ensure_channel(self, topic: Topic, name: str, *, from_start: bool = False, logged: bool = True) -> Channel:
         """Return a channel of a topic, made now if it does not exist.
 
         The first channel begins at the topic's hold position, a later one at what is published from now on. ``made_at``
@@ -267,8 +267,9 @@ class Broker:
 
         Args:
             from_start: It begins where the topic did, though others were made before it.
+            logged: The log has a line of it; False where the caller writes one for many.
         """
-        return self._channels.ensure(topic, name, from_start=from_start)
+        return self._channels.ensure(topic, name, from_start=from_start, logged=logged)
 
     def delete_topic(self, name: str) -> int:
         """Delete a topic and its channels; return the offset to wait for."""

@@ -125,7 +125,7 @@ class ChannelTable:
         """Delete what files there are of channels that are no more."""
         remove_left_over(self._core.store.directory.channels, self._keys.values())
 
-    def ensure(self, topic: Topic, name: str, *, from_start: bool = False) -> Channel:
+    def ensure(self, topic: Topic, name: str, *, from_start: bool = False, logged: bool = True) -> Channel:
         """Return a channel of a topic, made now if it does not exist.
 
         The first channel begins at the topic's hold position, a later one at what is published from now on.
@@ -133,6 +133,7 @@ class ChannelTable:
         Args:
             from_start: It begins where the topic did, as if it had been made with it. Of a topic that was emptied,
                 behind what was dropped. So does each while it is being found out which ones do.
+            logged: The log has a line of it; False where the caller writes one for many.
 
         Raises:
             QuotaExceededError: the broker has all the channels it may have.
@@ -160,7 +161,7 @@ class ChannelTable:
         self._attach(topic, channel, key)
         topic.limit_channel(channel)
         self.release_delayed(topic)
-        if not ephemeral:
+        if logged and not ephemeral:
             logger.info("channel created topic=%s channel=%s", topic.name, name)
         self._topics.tell_presence(topic, name)
         return channel

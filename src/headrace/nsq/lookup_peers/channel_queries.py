@@ -37,6 +37,8 @@ MADE_AT_ONCE: Final = 50
 """Channels, some milliseconds."""
 LOOKED_AT_ONCE: Final = 1_000
 """Names, with those that are not made: less than a millisecond."""
+MAX_NAMED: Final = 20
+"""Channels that a line of the log names."""
 
 Find = Callable[[str], Awaitable[Iterable[str]]]
 """Returns the channels of a topic; they may be found out as they are taken."""
@@ -97,19 +99,37 @@ class ChannelQueries:
 
     async def _make(self, topic: Topic, names: Iterable[str]) -> None:
         """Make the lasting channels that a topic lacks, unless it was deleted meanwhile."""
+        count, named = 0, []
         cost = 0
-        for name in names:
-            if cost >= LOOKED_AT_ONCE:
-                cost = 0
-                await asyncio.sleep(0)
-            cost += 1
-            if self._broker.topics.get(topic.name) is not topic:
-                return
-            if name in topic.channels or not is_lasting(name):
-                continue
-            self._broker.ensure_channel(topic, name, from_start=True)
-            self._counters.channels += 1
-            cost += LOOKED_AT_ONCE // MADE_AT_ONCE
+        try:
+            for name in names:
+                if cost >= LOOKED_AT_ONCE:
+                    cost = 0
+                    await asyncio.sleep(0)
+                cost += 1
+                if self._broker.topics.get(topic.name) is not topic:
+                    return
+                if name in topic.channels or not is_lasting(name):
+                    continue
+                self._broker.ensure_channel(topic, name, from_start=True, logged=False)
+                self._counters.channels += 1
+                cost += LOOKED_AT_ONCE // MADE_AT_ONCE
+                count += 1
+                named += [name] * (count <= MAX_NAMED)
+        finally:
+            if count and not topic.ephemeral:
+                self._log_made(topic, count, named)
+
+    def _log_made(self, topic: Topic, count: int, named: list[str]) -> None:
+        """Write one line for all: there may be a hundred thousand."""
+        channels = ",".join(named) + ",..." * (count > len(named))
+        logger.info(
+            "channels created that a nsqlookupd knows address=%s topic=%s count=%d channels=%s",
+            self._address,
+            topic.name,
+            count,
+            channels,
+        )
 
     def _note_failed(self, topic: Topic, cause: str, error: HeadraceError | str) -> None:
         self._counters.query_failures[cause] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -322,3 +323,31 @@ def test_the_end_comes_while_nobody_answers(rig: BrokerRig) -> None:
             await wait_until(lambda: len(asyncio.all_tasks()) == before)
 
     run(test)
+
+
+@pytest.mark.parametrize("most", [1_000, 30])
+def test_channels_of_a_topic_have_one_line(most: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A nsqlookupd may name 100,000 for each topic, a line each. Also where a bound ends it."""
+    caplog.set_level(logging.INFO)
+    rig = BrokerRig(tmp_path / "store", max_channels=most)
+    names = [f"c{number:03}" for number in range(200)]
+
+    async def find(topic: str) -> list[str]:
+        return names if topic == "t" else []
+
+    async def test() -> None:
+        queries = ChannelQueries("l:4160", find, rig.broker, LookupCounters(), LogPace(Clock()))
+        for topic in ("t", "other"):
+            rig.publish(topic, [b"x"])
+            queries.ask(rig.broker.find_topic(topic))
+        await wait_until(lambda: not queries._tasks)
+        assert len(rig.broker.find_topic("t").channels) == min(most, len(names))
+
+    run(test)
+    rig.close()
+    lines = [line for line in caplog.messages if line.startswith("channel") and "created" in line]
+    first = ",".join(names[:20])
+    made = min(most, len(names))
+    assert lines == [
+        f"channels created that a nsqlookupd knows address=l:4160 topic=t count={made} channels={first},..."
+    ]
