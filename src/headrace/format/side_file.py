@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from headrace.errors import FormatVersionError, SideFileError
-from headrace.format.side_shapes import SHAPES
+from headrace.format.side_shapes import SHAPES, find_fault
 from headrace.lock_file import require_in_place
 
 FORMAT_VERSION: Final = 1
@@ -161,9 +161,13 @@ def read_side_file(path: Path, kind: str, remedy: str) -> Any:
     if zlib.crc32(body) != crc:
         raise SideFileError(path, "fails its checksum", remedy)
     try:
-        return msgspec.json.decode(body, type=SHAPES.get(kind, Any))
+        payload = msgspec.json.decode(body, type=SHAPES.get(kind, Any))
+        fault = find_fault(kind, payload)
     except msgspec.ValidationError as error:
-        reason = f"does not hold what it should, as where a later Headrace wrote it ({error})"
-        raise SideFileError(path, reason, remedy) from None
+        fault = str(error)
     except msgspec.DecodeError:
         raise SideFileError(path, "holds no JSON", remedy) from None
+    if fault:
+        reason = f"does not hold what it should, as where a later Headrace wrote it ({fault})"
+        raise SideFileError(path, reason, remedy)
+    return payload

@@ -9,7 +9,9 @@ Ref: docs/formats/side-files.md.
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NotRequired, TypedDict
 
@@ -19,6 +21,8 @@ from headrace.format.names import MAX_QUEUES
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """What compiled code takes: a number beyond would end a start in an error of Python's."""
+_FileBytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
+"""Of no bytes there would be files without end; somewhat more than the most is still a number of 64 bits."""
 _Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 _FromZero = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 _Queues = Annotated[int, msgspec.Meta(ge=0, le=MAX_QUEUES)]
@@ -29,8 +33,8 @@ Positions = list[_Int64]
 class _Identity(TypedDict):
     store_id: str
     format_version: _Int64
-    segment_bytes: _Int64
-    queue_file_bytes: _Int64
+    segment_bytes: _FileBytes
+    queue_file_bytes: _FileBytes
     created_ms: _Int64
 
 
@@ -166,3 +170,16 @@ SHAPES: Final[dict[str, Any]] = {
     "producers": _Producers,
 }
 """By the kind in a file's first line."""
+
+_QUEUE: Final = re.compile(r".+/[0-9]{1,5}", re.DOTALL)
+"""TOPIC/QUEUE_ID, the id below ``MAX_QUEUES`` or not far above. A tenth of a microsecond; msgspec takes 12."""
+
+
+def find_fault(kind: str, payload: Any) -> str:
+    """Say what of a payload is not as it should be though its types are right; empty where all is."""
+    rows: list[Mapping[str, Any]] = payload if kind == "epochs" else [payload] if kind == "checkpoint" else []
+    for row in rows:
+        for name in row.get("queue_ends", ()):
+            if _QUEUE.fullmatch(name) is None:
+                return f"queue_ends has a queue {name[:300]!r}, which is no TOPIC/QUEUE_ID"
+    return ""

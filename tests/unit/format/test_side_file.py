@@ -107,17 +107,33 @@ def test_what_a_file_of_its_kind_does_not_hold_is_refused(tmp_path: Path, kind: 
     ("kind", "member", "number"),
     [("epochs", "first_physical_offset", 1 << 63), ("checkpoint", "physical_offset", -(1 << 70)),
      ("catalog", "applied_offset", 1 << 64), ("catalog", "queues", -1), ("catalog", "queues", 65_537),
-     ("producers", "applied", 1 << 63)],
+     ("producers", "applied", 1 << 63), ("store", "queue_file_bytes", 0), ("store", "queue_file_bytes", (1 << 63) - 1),
+     ("store", "segment_bytes", 0)],
 )  # fmt: skip
 def test_numbers_that_compiled_code_does_not_take_are_refused(
     tmp_path: Path, kind: str, member: str, number: int
 ) -> None:
-    """A start ended in OverflowError, or in ValueError of what has fewer than no queues."""
+    """A start ended in OverflowError, ValueError of what has fewer than no queues or, of files of 0 bytes, never."""
     path, right = tmp_path / "file.json", copy.deepcopy(RIGHT[kind])
     rows = right if isinstance(right, list) else [right, right.get("topics", {}).get("a", {})]
     next(row for row in rows if member in row)[member] = number
     write_side_file(path, kind, right)
     with pytest.raises(SideFileError, match=rf"does not hold what it should.*{member}.*; move it"):
+        read_side_file(path, kind, "move it")
+
+
+@pytest.mark.parametrize("key", ["orders", "", "/0", "a/", "a/-1", "a/ 1", "a/1_0", "a/\u0661", f"a/{1 << 31}", "a/b"])
+@pytest.mark.parametrize("kind", ["epochs", "checkpoint"])
+def test_queue_ends_of_no_queue_are_refused(tmp_path: Path, kind: str, key: str) -> None:
+    """A start ended in ValueError or, of an id beyond int32, in OverflowError."""
+    path, right = tmp_path / "file.json", copy.deepcopy(RIGHT[kind])
+    row = right[0] if isinstance(right, list) else right
+    row["queue_ends"] = {"a/b/7": 9, "\u0661\n/65535": 9}
+    write_side_file(path, kind, right)
+    assert read_side_file(path, kind, "move it") == right
+    row["queue_ends"][key] = 9
+    write_side_file(path, kind, right)
+    with pytest.raises(SideFileError, match=r"file\.json: does not hold what it should.*queue_ends.*; move it"):
         read_side_file(path, kind, "move it")
 
 

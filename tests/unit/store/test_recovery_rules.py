@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -765,6 +766,26 @@ def test_a_lost_identity_is_told_whatever_stands_beside_the_messages(bench: Stor
     shutil.copy(identity.with_name("store.json.bak"), identity)
     bench.open()
     assert bench.messages("t") == {0: b"one"}
+
+
+@pytest.mark.parametrize("key", ["t", f"t/{1 << 31}"])
+def test_queue_ends_that_name_no_queue(bench: StoreBench, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A start ended in an error of Python's. Without its checkpoint it scans the log; its epochs it needs."""
+    bench.append("t", b"one")
+    bench.close()
+    path = bench.root / "headrace/checkpoint.json"
+    kind, version, payload = layouts.decode_side_file(path.read_bytes())
+    payload["queue_ends"] = {key: 1}
+    path.write_bytes(layouts.encode_side_file(kind, version, json.dumps(payload).encode()))
+    assert [finding.file for finding in bench.check().damage] == ["headrace/checkpoint.json"]
+    bench.open()
+    assert "the whole log is scanned" in caplog.text
+    assert bench.messages("t") == {0: b"one"}
+    bench.close()
+    row = {"epoch": 1, "first_physical_offset": 0, "queue_ends": {key: 1}}
+    write_side_file(bench.root / "headrace/epochs.json", "epochs", [row])
+    with pytest.raises(SideFileError, match=r"epochs\.json: does not hold what it should.*nothing was changed"):
+        Store.open(bench.settings, bench.clock)
 
 
 @pytest.mark.parametrize("name", ["store.json", "epochs.json", "checkpoint.json"])
