@@ -118,6 +118,30 @@ def test_who_is_alone_is_not_joined_for_a_while(rig: RemotingRig) -> None:
     assert clients[0].server.joint_sends.joined == 0
 
 
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("a bug")])
+def test_a_bug_in_one_answer_keeps_no_other_from_its_own(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """Everything is stored: who was not answered sent it again. The one it befell is closed, and knows that much."""
+    clients = clients_of(rig, 3, "Orders")
+    for number, client in enumerate(clients):
+        client.send(send(number, "Orders", b"%d" % number))
+
+    def fail(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(clients[1].connection, "send_when_durable", fail)
+    answers = end_turn(rig, clients)
+    assert [sorted(each) for each in answers] == [[0], [], [2]]
+    assert [client.connection.cause for client in clients] == ["", "internal error", ""]
+    assert bodies(rig, "Orders") == [b"0", b"1", b"2"]
+    server = clients[0].server
+    assert (server.counters.messages_in, server.counters.internal_errors) == (3, isinstance(error, ValueError))
+    assert "answer to joint sends failed by a bug client=10.0.0.6:" in caplog.text
+    clients[2].send(send(7, "Orders", b"next"))
+    assert sorted(end_turn(rig, clients)[2]) == [7]
+
+
 def test_what_is_refused_does_not_touch_the_others(rig: RemotingRig) -> None:
     """A queue that a topic does not have, and a topic that goes within the turn."""
     clients = clients_of(rig, 4, "Good", "Gone")

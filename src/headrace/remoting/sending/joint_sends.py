@@ -9,6 +9,7 @@ Ref: docs/adr/0013-joint-publishes.md.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from headrace.remoting.sending.send_intake import JointIntake
 if TYPE_CHECKING:
     from headrace.remoting.connection import RemotingConnection
     from headrace.remoting.server import RemotingServer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -73,10 +76,12 @@ class JointSends(JointTurn[Share]):
         wait = publish_sends(server, intake)
         # The clients first: what follows is done while they make their next sends.
         for share in shares:
-            replies = intake.encode_replies(server.services.store_host, share.first, share.sends)
-            if refused := intake.untold(share.first, share.sends):
-                share.client.note_untold(RequestCode.SEND_MESSAGE, *refused)
-            share.client.answer_joined(wait if wait and self._awaits_flush(share) else 0, replies)
+            try:
+                self._answer(share, wait)
+            except Exception as error:  # the others' messages are stored, too
+                server.counters.internal_errors += not isinstance(error, MemoryError)
+                logger.exception("answer to joint sends failed by a bug client=%s", share.client.remote_address)
+                share.client.abort("internal error")
         for host, of_host in groupby(shares, key=lambda share: share.client.host):
             found = list(of_host)
             count_sends(server, intake, host, found[0].first, sum(share.sends for share in found))
@@ -89,6 +94,13 @@ class JointSends(JointTurn[Share]):
     def clear(self) -> None:
         """Forget what is in the intake."""
         self._intake.clear()
+
+    def _answer(self, share: Share, wait: int) -> None:
+        intake = self._intake
+        replies = intake.encode_replies(self._server.services.store_host, share.first, share.sends)
+        if refused := intake.untold(share.first, share.sends):
+            share.client.note_untold(RequestCode.SEND_MESSAGE, *refused)
+        share.client.answer_joined(wait if wait and self._awaits_flush(share) else 0, replies)
 
     def _awaits_flush(self, share: Share) -> bool:
         queues = self._intake.batch.queues
