@@ -113,6 +113,38 @@ def test_a_request_is_refused_before_its_client_gives_up(tmp_path: Path) -> None
     assert (counters.routes_held, counters.routes_refused, counters.refusals[1]) == (1, 2, 2)
 
 
+def test_a_bug_in_one_held_answer_keeps_no_other_from_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Up to 10,000 wait. The one it befell is closed, and asks again."""
+    bench = started(tmp_path, "broker-a")
+    clients = [bench.link() for _ in range(3)]
+    for client in clients:
+        assert client.send(ROUTE_OF_T) == []
+
+    def fail(*_args: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(clients[1].connection, "respond", fail)
+    assert bench.link().register().code == 0
+    assert [brokers_of(client) for client in clients] == [[["broker-a"]], [], [["broker-a"]]]
+    assert [client.connection.cause for client in clients] == ["", "no memory", ""]
+
+
+def test_a_bug_that_is_no_want_of_memory_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in a request that is answered at once."""
+    bench = started(tmp_path, "broker-a")
+    client = bench.link()
+    assert client.send(ROUTE_OF_T) == []
+
+    def fail(*_args: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(client.connection, "respond", fail)
+    bench.pass_time(2_000, 100)
+    assert (client.connection.cause, bench.server.counters.internal_errors) == ("internal error", 1)
+
+
 def test_lists_and_registrations_are_answered_meanwhile(tmp_path: Path) -> None:
     """Also those of a broker that asks for a route on the connection that it registers through."""
     bench = started(tmp_path, "broker-a")

@@ -93,8 +93,11 @@ class RegistryConnection(RequestConnection):
 
         def answer() -> None:
             self._owed -= 1
-            self._answer_by(lambda: handler(self, command), command)
-            self._finish()
+            try:
+                self._answer_by(lambda: handler(self, command), command)
+                self._finish()
+            except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there; others wait behind
+                self.fail(error)
 
         if command.is_oneway or not self.server.hold_route(answer):
             return False
