@@ -44,7 +44,7 @@ class Webhook:
     Attributes:
         sent: Calls that were answered with success, a status of 2xx.
         failed: Calls that were not, or not in time.
-        dropped: Calls that were not made because ``MAX_WAITING`` were waiting.
+        dropped: Calls that were not made because ``MAX_WAITING`` were waiting, or at a stop.
     """
 
     def __init__(self, url: str, clock: Clock) -> None:
@@ -58,7 +58,8 @@ class Webhook:
         self._target = quote(f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/", _SAFE)
         self._pace = LogPace(clock)
         self._lock = threading.Lock()
-        self._waiting = 0
+        self._waiting = 0  # with the one that is being made
+        self._is_calling = False
         self._bodies: SimpleQueue[bytes | None] = SimpleQueue()
         self._is_closed = False
         # A daemon: its host may be a name that nobody resolves, which has no time-out, and the process is to end.
@@ -71,19 +72,21 @@ class Webhook:
     def post(self, content: Mapping[str, Any]) -> None:
         """Send ``content`` soon; returns at once."""
         with self._lock:
-            is_full = self._waiting >= MAX_WAITING
-            self._waiting += not is_full
-        if not is_full:
+            is_taken = self._waiting < MAX_WAITING and not self._is_closed
+            self._waiting += is_taken
+        if is_taken:
             self._bodies.put(json.dumps(content).encode())
             return
         self.dropped += 1
-        if self._pace.is_due("dropped"):
+        if not self._is_closed and self._pace.is_due("dropped"):
             logger.warning("webhook not called, too many calls wait host=%s dropped=%d", self._host, self.dropped)
 
     def _run(self) -> None:
         for body in iter(self._bodies.get, None):
-            if self._is_closed:
-                return
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._is_calling = True
             self._send(body)
 
     def _send(self, body: bytes) -> None:
@@ -99,6 +102,7 @@ class Webhook:
         finally:
             with self._lock:
                 self._waiting -= 1
+                self._is_calling = False
 
     def _call(self, body: bytes) -> int:
         """Return the status of the answer; nothing behind it is read."""
@@ -114,9 +118,23 @@ class Webhook:
             logger.warning("webhook failed host=%s error=%s failed=%d", self._host, error, self.failed)
 
     def close(self) -> None:
-        """Make no more calls; one that is being made has ``TIMEOUT_S`` left when the process ends."""
-        self._is_closed = True
+        """Make no more calls; one that is being made has ``TIMEOUT_S`` left when the process ends.
+
+        Those that wait are dropped; what is posted from now on is only counted.
+        """
+        with self._lock:
+            self._is_closed = True
+            left = self._waiting - self._is_calling
+            self._waiting -= left
         self._bodies.put(None)
+        if left:
+            self.dropped += left
+            logger.warning(
+                "webhook not called for what waited, the broker stops host=%s calls=%d dropped=%d",
+                self._host,
+                left,
+                self.dropped,
+            )
         atexit.register(self._thread.join, TIMEOUT_S)
 
 

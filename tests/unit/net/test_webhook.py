@@ -173,6 +173,38 @@ def test_failures_have_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> 
     assert [line.rpartition("failed=")[2] for line in caplog.messages] == ["1", "3"]
 
 
+def test_what_waits_at_a_stop_is_counted_and_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """One alarm is on its way and counts as what it becomes; of the others somebody must know that nobody was told."""
+
+    class Handler(Receiver):
+        received: ClassVar[list[dict[str, Any]]] = []
+        gate: ClassVar[threading.Event] = threading.Event()
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        hook = Webhook(f"http://127.0.0.1:{server.server_port}/alarm?token=secret", ManualClock())
+        for number in range(5):
+            hook.post({"number": number})
+        wait_until(lambda: hook._is_calling)
+        hook.close()
+        hook.post({"number": 5})
+        Handler.gate.set()
+        wait_until(lambda: hook.sent == 1)
+        server.shutdown()
+        thread.join()
+    assert (hook.sent, hook.failed, hook.dropped) == (1, 0, 5)
+    assert [post["number"] for post in Handler.received] == [0]
+    assert caplog.messages == [
+        f"webhook not called for what waited, the broker stops host=127.0.0.1:{server.server_port} calls=4 dropped=4"
+    ]
+
+
+def test_a_stop_without_calls_that_wait_has_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    Webhook("http://127.0.0.1:1/", ManualClock()).close()
+    assert not caplog.messages
+
+
 UNRESOLVED = """
 import socket, threading
 from headrace.clock import ManualClock
