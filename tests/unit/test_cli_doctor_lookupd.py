@@ -126,7 +126,7 @@ def test_nodes_are_asked_for_without_the_old_form(monkeypatch: pytest.MonkeyPatc
         asked.append(request.get_header("Accept"))
         return io.BytesIO(b'{"producers":[{"broadcast_address":"b","tcp_port":1}]}')
 
-    monkeypatch.setattr(lookup_checkup, "urlopen", answer)
+    monkeypatch.setattr(lookup_checkup, "open_directly", answer)
     assert lookup_checkup._read_nodes("h:4161") == {"b:1"}
     assert asked == ["application/vnd.nsq; version=1.0"]
 
