@@ -425,7 +425,7 @@ def test_clock_that_was_never_set_or_went_back_is_a_problem(tmp_path: Path, now_
 def test_open_files(monkeypatch: pytest.MonkeyPatch, hard: int, status: str) -> None:
     """A client takes a descriptor."""
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (32, hard))
-    (finding,) = checkup.check_files()
+    (finding,) = checkup.check_files("a client takes one")
     assert finding.status == status
 
 

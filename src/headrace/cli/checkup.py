@@ -117,7 +117,7 @@ async def examine(settings: Settings) -> Report:
     add(await check_statsd(settings))
     add(check_access(settings, rules, listeners))
     add(check_clock(settings.store.data_dir, time.time()))
-    add(check_files())
+    add(check_files("a client takes one, the store and HTTP take up to 3,072"))
     add(check_disk(settings))
     fixed = [running[name] for name, address in listeners.items() if is_certain(SETTINGS[name], address)]
     if fixed or not listeners:  # of ports that are all chosen at the start nobody knows whose they are
@@ -376,12 +376,16 @@ def check_clock(data_dir: Path, now_s: float) -> list[Finding]:
     return [Finding("ok", "clock", shown)]
 
 
-def check_files() -> list[Finding]:
-    """Are there file descriptors for clients?"""
+def check_files(takers: str) -> list[Finding]:
+    """Are there file descriptors for clients?
+
+    Args:
+        takers: What takes them, in words.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY:
         return [Finding("ok", "open files", "no limit")]
-    text = f"at most {hard}; a client takes one, the store and HTTP take up to 3,072"
+    text = f"at most {hard}; {takers}"
     if hard < MIN_FILES:
         return [Finding("problem", "open files", f"{text}; a start needs {MIN_FILES}: raise ulimit -Hn")]
     if hard < COMFORTABLE_FILES:

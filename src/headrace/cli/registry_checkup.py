@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -15,9 +14,9 @@ import msgspec
 from headrace.broker.access import find_rules
 from headrace.cli.checkup import (
     ANSWER_S,
-    COMFORTABLE_FILES,
     Report,
     answers,
+    check_files,
     check_listeners,
     check_unguarded,
     find_rule_file,
@@ -28,7 +27,6 @@ from headrace.cli.findings import Finding
 from headrace.cli.local_http import open_directly
 from headrace.lock_file import is_held, owner_in
 from headrace.net.address import format_address, told_host
-from headrace.net.listener import MIN_FILES
 from headrace.net.ports import REGISTRY_LISTENERS, REGISTRY_NEEDS_ADDRESS, registry_addresses
 from headrace.registry.kv_config import KV_FOLDER
 from headrace.remoting.registry.server import LOCK_FILE
@@ -67,7 +65,7 @@ async def examine_registry(settings: Settings) -> Report:
         add([await asyncio.to_thread(check_health, listeners["admin"], owner_in(folder / LOCK_FILE))])
     add(find_rule_file(settings, rules))
     add(check_unguarded(rules, listeners))
-    add(check_files())
+    add(check_files("each broker, producer and client takes one"))
     if problem := find_folder_problem(settings.store.data_dir):
         add([Finding("problem", "folder", f"{problem}; choose another with --data-dir")])
         return report
@@ -131,16 +129,3 @@ def check_folder(folder: Path, *, all_answer: bool, is_certain: bool) -> list[Fi
         ]
     text = f"{folder} is in use by process {owner_in(lock)}, which does not answer on all of these ports"
     return [Finding("problem", "folder", f"{text}: stop it, or choose another directory with --data-dir")]
-
-
-def check_files() -> list[Finding]:
-    """Are there file descriptors for clients?"""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard == resource.RLIM_INFINITY:
-        return [Finding("ok", "open files", "no limit")]
-    text = f"at most {hard}; each broker, producer and client takes one"
-    if hard < MIN_FILES:
-        return [Finding("problem", "open files", f"{text}; a start needs {MIN_FILES}: raise ulimit -Hn")]
-    if hard < COMFORTABLE_FILES:
-        return [Finding("warning", "open files", f"{text}; raise ulimit -Hn for more clients")]
-    return [Finding("ok", "open files", text)]
