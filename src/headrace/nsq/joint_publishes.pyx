@@ -1,5 +1,7 @@
 """Small publishes of many clients, appended together: see joint_publishes.pyi."""
 
+import logging
+
 from headrace.batch cimport CopiedBatch, PublishBatch
 from headrace.net.joint_turn cimport JointTurn
 from headrace.net.wire cimport ReadTaker
@@ -9,6 +11,8 @@ from headrace.errors import RequestError, StoreError
 from headrace.net.joint_turn import MAX_SHARE_BYTES as _MAX_SHARE_BYTES
 from headrace.net.joint_turn import MEMORY_BYTES
 from headrace.nsq.stats import SOURCE
+
+logger = logging.getLogger(__name__)
 
 cdef Py_ssize_t MAX_SHARE_BYTES = _MAX_SHARE_BYTES
 
@@ -148,7 +152,11 @@ cdef class JointPublishes(JointTurn):
         monotonic_ms = self._clock.monotonic_ms()
         # The clients first: what follows is done while they make their next publishes.
         for share in shares:
-            share.client.joint_published(share, offsets[share.topic] if physical_offset else 0, monotonic_ms)
+            try:
+                share.client.joint_published(share, offsets[share.topic] if physical_offset else 0, monotonic_ms)
+            except Exception:   # the others' messages are stored, too
+                logger.exception("answer to joint publishes failed by a bug client=%s", share.client.remote_address)
+                share.client.abort("internal error")
         self._note_put(server.statistics, shares)
         if server.broker.overloaded:
             for share in shares:

@@ -282,6 +282,26 @@ def test_a_bug_ends_the_clients_that_were_not_answered(caplog: pytest.LogCapture
     assert stored(bench, "orders") == [b"2", b"2"]
 
 
+def test_a_bug_in_one_answer_ends_that_client_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The messages of all are stored by then: who is cut off without an answer publishes again."""
+    bench = Bench()
+    clients = [bench.client() for _ in range(3)]
+
+    def failing(data: bytes) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(clients[1].transport, "write", failing)
+    for number, client in enumerate(clients):
+        client.post(pub("orders", b"%d" % number))
+    bench.work()
+    assert [client.transport.aborted for client in clients] == [False, True, False]
+    assert [client.frames() for client in (clients[0], clients[2])] == [[(0, b"OK")]] * 2
+    assert stored(bench, "orders") == [b"0", b"1", b"2"]
+    assert caplog.text.count("failed by a bug") == 1
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_mix_is_answered_as_if_each_were_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client's messages are stored once, in its order, and its answers are those of its commands."""
