@@ -55,7 +55,7 @@ class Checkpoints:
 
     Attributes:
         offset: Physical offset of the newest one.
-        queue_ends: Where queues go on that the last clean end took fillers from.
+        queue_ends: Where queues go on that the last clean end took fillers from, or whose files were made anew.
     """
 
     def __init__(self, store: Store, executor: ThreadPoolExecutor, lock_fd: int) -> None:
@@ -273,12 +273,18 @@ class Checkpoints:
                 queue.drop_last_fillers()
             self._sync_queues([queue for queue in filled.values() if queue.dirty_files])
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, issued: dict[tuple[str, int], int]) -> None:
         """Note that nothing of the queues is on the disk, before their files are removed to be made anew. Blocks.
+
+        Args:
+            issued: Offset behind the last issued one of each queue, as far as its files know: the note keeps it, since
+                a start that is killed behind the removal leaves nothing else that does.
 
         Raises:
             OSError: it could not be written; the old note counts.
         """
+        for key, queue_end in issued.items():
+            self.queue_ends[key] = max(queue_end, self.queue_ends.get(key, 0))
         self._note(self._log.first_offset, 0, clean=False)
 
     def _note(self, target: int, entries: int, *, clean: bool) -> None:

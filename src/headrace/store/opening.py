@@ -213,7 +213,7 @@ class Opening:
                 "consume queues rebuilt from the whole log entries=%d checkpoint_entries=%d", entries, noted_entries
             )
             checkpoint = log.first_offset
-            self._checkpoints.begin_anew()
+            self._checkpoints.begin_anew(issued)
             self._files.close()
             for _, _, folder in queue_folders(self._directory.consume_queues):
                 shutil.rmtree(folder)

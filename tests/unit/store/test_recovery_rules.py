@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -267,6 +268,29 @@ def test_offsets_that_only_the_views_know_are_not_issued_again(bench: StoreBench
     assert after[0][2] > lost[0][2]
     assert after[0][1] > lost[0][1]
     assert bench.messages("t") == {first[0][1]: b"durable", after[0][1]: b"new"}
+
+
+def test_offsets_that_only_the_views_knew_outlive_a_start_killed_while_it_makes_them_anew(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets are never issued twice: the files of the queues are removed before the log is read for new ones."""
+    bench.append("t", b"durable")
+    lost = bench.append("t", b"lost", flush=False)
+    bench.store.queue("t", 0).write_out()
+    bench.crash()
+    bench.overwrite(lost[0][2], bytes(1000))
+    note = {"physical_offset": lost[0][2], "queue_entries": 7, "clean": False, "written_ms": 0}
+    write_side_file(bench.root / "headrace" / "checkpoint.json", "checkpoint", note)
+
+    def killed(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.store.opening.scan_log", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bench.open()
+    bench.open()
+    assert bench.append("t", b"new")[0][1] > lost[0][1]
 
 
 def test_a_torn_tail_is_cut_off_and_its_offsets_stay_used(bench: StoreBench) -> None:
