@@ -24,9 +24,10 @@ from headrace.remoting.header cimport (
     FLAG_ONEWAY, FLAG_RESPONSE, MAX_FIELDS, SERIALIZE_BINARY, SERIALIZE_JSON, SERIALIZE_SMARTGO, SPAN_ABSENT, SPAN_PLAIN,
     Field, Header, Span, encode_frame, is_named, load_number, parse_binary, parse_json, put_bytes, put_number, text_of,
 )
-from headrace.remoting.sending.send_intake cimport (
-    SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, Limits, SendIntake, is_proof, read_part, take_send,
+from headrace.remoting.sending.plain_send cimport (
+    SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, is_proof, read_part, take_send,
 )
+from headrace.remoting.sending.send_intake cimport Limits, SendIntake
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object)

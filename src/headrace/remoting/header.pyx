@@ -10,7 +10,7 @@ its structs do, and stop reading at a name that they do not know. Such a header 
 spells them as RocketMQ does, and what answers it is spelled its way.
 
 Writing. Here is the writer for any frame; the two kinds of response that come by the million have their own
-(``send_intake``, ``codec``). Every value in extFields is text, keys stand in alphabetical order, what is None is left out.
+(``send_replies``, ``codec``). Every value in extFields is text, keys stand in alphabetical order, what is None is left out.
 
 Ref: remoting.md 1.2, 1.3.
 """

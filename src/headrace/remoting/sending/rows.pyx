@@ -1,6 +1,6 @@
 """The body of SEND_SEQUENCED: from a batch encoding to entries of a batch, behind one entry for the state record.
 
-The encoding is that of SEND_BATCH_MESSAGE, and each message is taken as a plain send's is (send_intake.pyx): its properties
+The encoding is that of SEND_BATCH_MESSAGE, and each message is taken as a plain send's is (plain_send.pyx): its properties
 are copied once, its body is borrowed. Entry 0 is left free: what the broker notes about the batch is appended with it and
 before it, so that a crash leaves both or neither, and ``__BATCH#`` stands on a record that no consumer sees.
 """
@@ -10,7 +10,8 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memset
 
 from headrace.batch cimport PublishBatch, PublishEntry
-from headrace.remoting.sending.send_intake cimport Limits, SendIntake, read_part, take_message
+from headrace.remoting.sending.plain_send cimport read_part, take_message
+from headrace.remoting.sending.send_intake cimport Limits, SendIntake
 
 from headrace.errors import ProtocolError
 

@@ -1,4 +1,4 @@
-"""Plain sends of one read, as a batch to append and as replies to encode; send_intake.pyx says how it works."""
+"""Plain sends of one read, as a batch to append and as replies to encode; plain_send.pyx says what is one."""
 
 from collections.abc import Container
 from typing import Final

@@ -1,0 +1,1 @@
+"""Taking plain sends: for compiled modules alone."""

@@ -1,0 +1,1 @@
+"""Responses to plain sends: for compiled modules alone."""

@@ -1,0 +1,1 @@
+"""The properties of a sent message: for compiled modules alone."""
