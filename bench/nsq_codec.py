@@ -15,7 +15,8 @@ from collections.abc import Callable
 from headrace.batch import PublishBatch, RecordBatch
 from headrace.broker.channels.channel import Channel
 from headrace.net.stream_input import HEADROOM_BYTES
-from headrace.nsq.codec import Intake, Limits, Reader, encode_messages
+from headrace.nsq.codec import Limits, Reader, encode_messages
+from headrace.nsq.intake import Intake
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 
 READ_BYTES = 256 * 1024

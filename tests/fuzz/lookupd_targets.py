@@ -17,7 +17,6 @@ from headrace.clock import ManualClock
 from headrace.errors import ProtocolError
 from headrace.format.names import EPHEMERAL_SUFFIX
 from headrace.net.request_parser import RequestParser
-from headrace.nsq.codec import is_valid_name
 from headrace.nsq.http_request import JSON_TYPE, Reply, Request
 from headrace.nsq.lookup_peers import codec as peer_codec
 from headrace.nsq.lookup_peers.answer import AnswerReader, is_lasting
@@ -26,6 +25,7 @@ from headrace.nsq.lookupd.connection import READ_BYTES, ProducerConnection
 from headrace.nsq.lookupd.http import LookupdHttp
 from headrace.nsq.lookupd.old_form import asks_for_today
 from headrace.nsq.lookupd.server import LookupdServer
+from headrace.nsq.words import is_valid_name
 from headrace.registry.producers import ProducerTable
 from headrace.settings import Settings
 

@@ -17,9 +17,10 @@ from headrace.errors import HeadraceError, ProtocolError
 from headrace.net.http import INCOMPLETE, LEFT, TAKEN
 from headrace.net.request_parser import RequestParser
 from headrace.nsq import mpub
-from headrace.nsq.codec import Intake, Limits
+from headrace.nsq.codec import Limits
 from headrace.nsq.http_publishes import HttpPublishes
 from headrace.nsq.http_request import Reply
+from headrace.nsq.intake import Intake
 from headrace.nsq.joint_publishes import JointPublishes, Publisher
 from tests.property.nsq_driver import drive
 from tests.property.nsq_reference import Reference, ReferenceLimits

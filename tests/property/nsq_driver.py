@@ -7,7 +7,8 @@ from typing import Any
 
 from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
-from headrace.nsq.codec import Auth, Cls, Identify, Intake, Limits, More, Rdy, Reader, Sub
+from headrace.nsq.codec import Auth, Cls, Identify, Limits, More, Rdy, Reader, Sub
+from headrace.nsq.intake import Intake
 from headrace.nsq.refusal import RefusedError
 from headrace.nsq.states import ALLOWED_MASK, IGNORED_MASK, NEXT_STATE, Command, State
 

@@ -1,46 +1,17 @@
 # The NSQ V2 codec: see codec.pyi for the public description.
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from headrace.batch cimport PublishBatch, RecordBatch, SettleBatch
+from headrace.batch cimport RecordBatch
 from headrace.net.stream_input cimport StreamInput
-
-# In the order of COMMAND_NAMES; a bit each in Reader.allowed and Reader.ignored.
-cdef enum:
-    CMD_IDENTIFY = 0
-    CMD_AUTH = 1
-    CMD_SUB = 2
-    CMD_RDY = 3
-    CMD_FIN = 4
-    CMD_REQ = 5
-    CMD_TOUCH = 6
-    CMD_CLS = 7
-    CMD_NOP = 8
-    CMD_PUB = 9
-    CMD_MPUB = 10
-    CMD_DPUB = 11
-    COMMANDS = 12
-
-cdef struct Word:                               # of a command's line
-    const char* at
-    Py_ssize_t size
+from headrace.nsq.intake cimport Intake
+from headrace.nsq.words cimport Word
 
 cdef class Limits:
     cdef readonly int64_t max_message_bytes
     cdef readonly int64_t max_body_bytes
     cdef readonly int64_t max_rdy_count
     cdef readonly int64_t max_req_timeout_ms
-
-cdef class Intake:
-    cdef readonly PublishBatch publishes
-    cdef readonly SettleBatch settles
-    cdef readonly Py_ssize_t publish_commands   # PUB, MPUB and DPUB in publishes: that many OKs are owed
-    cdef int first_publish                      # CMD_... of the first of them
-    cdef uint32_t* settled_after                # per settle entry: publish commands before it in the stream
-    cdef Py_ssize_t marks_capacity
-    cdef uint64_t[COMMANDS] counts
-    cdef readonly int64_t requeues_clamped
-    cdef int _mark(self) except -1
 
 cdef class Reader(StreamInput):
     cdef Limits limits

@@ -3,10 +3,7 @@
 Reading. ``Reader`` holds one connection's parsing state, ``Intake`` (one per event loop) what a read brought. A read is
 parsed in one call: PUB, MPUB and DPUB go to ``Intake.publishes``, FIN, REQ and TOUCH to ``Intake.settles``, side by
 side; any other command, or a refusal, ends the call and is handed out behind what came before it, so the caller acts
-in stream order. Only publish commands have a success reply; ``settled_after`` remembers where among those replies the
-error of a failed FIN belongs.
-
-Memory. Entries borrow from where the socket was read to (``net.stream_input``).
+in stream order.
 
 Writing. ``encode_messages`` turns a delivered batch into one bytes object in one pass.
 
@@ -17,19 +14,19 @@ from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy
 
-from headrace.batch cimport (
-    SETTLE_FINISH, SETTLE_NOT_IN_FLIGHT, SETTLE_NOT_OWNER, SETTLE_OK, SETTLE_REQUEUE, SETTLE_TOUCH,
-    PublishBatch, PublishEntry, RecordBatch, RecordView, SettleBatch, SettleEntry,
-)
+from headrace.batch cimport PublishEntry, RecordBatch, RecordView, SettleEntry
 from headrace.format.record cimport load_u32, store_u16, store_u32, store_u64
 from headrace.net.stream_input cimport HEADROOM, StreamInput
+from headrace.nsq.intake cimport Intake
+from headrace.nsq.words cimport (
+    CMD_AUTH, CMD_CLS, CMD_DPUB, CMD_FIN, CMD_IDENTIFY, CMD_MPUB, CMD_NOP, CMD_PUB, CMD_RDY, CMD_REQ, CMD_SUB, CMD_TOUCH,
+    Word, find_command, first_word, is_name, load_number, split_words, text_of,
+)
 
 from headrace.nsq.refusal import RefusedError, UnheldError, go_quote
-
-COMMAND_NAMES = ("IDENTIFY", "AUTH", "SUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP", "PUB", "MPUB", "DPUB")
+from headrace.nsq.words import COMMAND_NAMES
 
 FRAME_RESPONSE = 0
 FRAME_ERROR = 1
@@ -37,7 +34,6 @@ FRAME_MESSAGE = 2
 
 cdef enum:
     LINE_BYTES = 16 * 1024      # a command line with its LF; nsqd's read buffer
-    MAX_NAME_BYTES = 64
     MESSAGE_ID_BYTES = 16
     FIN_BYTES = 21              # "FIN ", an id, LF
     MESSAGE_HEAD_BYTES = 34     # size, frame type, timestamp, attempts, message id
@@ -49,11 +45,7 @@ MOST_PUBLISHES = 2_048      # commands of a batch: about a millisecond, and a re
 cdef Py_ssize_t _MOST_TOPICS = MOST_TOPICS
 cdef Py_ssize_t _MOST_PUBLISHES = MOST_PUBLISHES
 
-_FAIL_REASONS = {SETTLE_NOT_IN_FLIGHT: b"ID not in flight", SETTLE_NOT_OWNER: b"client does not own message"}
-_SETTLE_NAMES = {SETTLE_FINISH: "FIN", SETTLE_REQUEUE: "REQ", SETTLE_TOUCH: "TOUCH"}
-
-# Bytes that may stand in a name; values of lower-case hex digits (255: not one); the two digits of each byte value.
-cdef uint8_t[256] _name_bytes
+# Values of lower-case hex digits (255: not one); the two digits of each byte value.
 cdef uint8_t[256] _hex_values
 cdef uint16_t[256] _hex_pairs
 
@@ -64,13 +56,10 @@ cdef int _fill_tables() except -1:
     cdef const uint8_t* digit = digits
     cdef uint8_t[2] pair
     for value in range(256):
-        _name_bytes[value] = 0
         _hex_values[value] = 255
         pair[0] = digit[value >> 4]
         pair[1] = digit[value & 15]
         memcpy(&_hex_pairs[value], pair, 2)
-    for value in b".abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-":
-        _name_bytes[value] = 1
     for value in range(16):
         _hex_values[digit[value]] = <uint8_t>value
     return 0
@@ -100,100 +89,8 @@ cdef inline bint _load_hex(const char* at, uint64_t* value) noexcept nogil:
     return wrong < 16
 
 
-cdef bint _name_is_valid(const char* name, Py_ssize_t length) noexcept nogil:
-    """Match ^[.a-zA-Z0-9_-]+(#ephemeral)?$ of 1 to 64 bytes (nsq.md 1.2)."""
-    cdef Py_ssize_t stem = length
-    cdef Py_ssize_t index
-    if not 1 <= length <= MAX_NAME_BYTES:
-        return False
-    if length > 10 and name[length - 10] == c"#" and memcmp(name + length - 10, <const char*>b"#ephemeral", 10) == 0:
-        stem = length - 10
-    for index in range(stem):
-        if not _name_bytes[<uint8_t>name[index]]:
-            return False
-    return True
-
-
-def is_valid_name(bytes name not None):
-    return _name_is_valid(name, len(name))
-
-
-cdef inline bint _load_number(const char* at, Py_ssize_t length, uint64_t* value) noexcept nogil:
-    """Read digits; an empty parameter is 0, a number above 2^64 - 1 stays there; False on any other byte."""
-    cdef uint64_t result = 0
-    cdef uint64_t digit
-    cdef Py_ssize_t index
-    for index in range(length):
-        if not c"0" <= at[index] <= c"9":
-            return False
-        digit = <uint64_t>(at[index] - c"0")
-        if result > (<uint64_t>0xFFFFFFFFFFFFFFFF - digit) / 10:
-            result = <uint64_t>0xFFFFFFFFFFFFFFFF
-        else:
-            result = result * 10 + digit
-    value[0] = result
-    return True
-
-
-cdef Py_ssize_t _split_words(const char* at, const char* stop, Word* words) noexcept:
-    """Find the first four words of a line and return how many there are: no command looks at a fifth."""
-    cdef const char* space
-    cdef Py_ssize_t count = 0
-    while count < 4:
-        space = <const char*>memchr(at, c" ", stop - at) if stop > at else NULL
-        words[count].at = at
-        words[count].size = (stop if space == NULL else space) - at
-        count += 1
-        if space == NULL:
-            break
-        at = space + 1
-    return count
-
-
-cdef int _find_command(const char* word, Py_ssize_t length) noexcept:
-    if length == 3:
-        if memcmp(word, <const char*>b"PUB", 3) == 0:
-            return CMD_PUB
-        if memcmp(word, <const char*>b"FIN", 3) == 0:
-            return CMD_FIN
-        if memcmp(word, <const char*>b"REQ", 3) == 0:
-            return CMD_REQ
-        if memcmp(word, <const char*>b"RDY", 3) == 0:
-            return CMD_RDY
-        if memcmp(word, <const char*>b"NOP", 3) == 0:
-            return CMD_NOP
-        if memcmp(word, <const char*>b"SUB", 3) == 0:
-            return CMD_SUB
-        if memcmp(word, <const char*>b"CLS", 3) == 0:
-            return CMD_CLS
-    elif length == 4:
-        if memcmp(word, <const char*>b"MPUB", 4) == 0:
-            return CMD_MPUB
-        if memcmp(word, <const char*>b"DPUB", 4) == 0:
-            return CMD_DPUB
-        if memcmp(word, <const char*>b"AUTH", 4) == 0:
-            return CMD_AUTH
-    elif length == 5 and memcmp(word, <const char*>b"TOUCH", 5) == 0:
-        return CMD_TOUCH
-    elif length == 8 and memcmp(word, <const char*>b"IDENTIFY", 8) == 0:
-        return CMD_IDENTIFY
-    return -1
-
-
-cdef inline bytes _word(Word word):
-    return PyBytes_FromStringAndSize(word.at, word.size)
-
-
 cdef object _bad_name(str code, bytes what, Word name):
-    return RefusedError(code, b"%s name %s is not valid" % (what, go_quote(_word(name))))
-
-
-cdef bytes _first_word(const char* at, const char* stop):
-    """Return the name that a command begins with."""
-    cdef Py_ssize_t size = 0
-    while at + size < stop and c"A" <= at[size] <= c"Z":
-        size += 1
-    return PyBytes_FromStringAndSize(at, size)
+    return RefusedError(code, b"%s name %s is not valid" % (what, go_quote(text_of(name))))
 
 
 cdef class Identify:
@@ -246,82 +143,6 @@ cdef class Limits:
         self.max_req_timeout_ms = max_req_timeout_ms
 
 
-cdef class Intake:
-    def __cinit__(self):
-        self.settled_after = NULL
-
-    def __init__(self):
-        self.publishes = PublishBatch()
-        self.settles = SettleBatch()
-
-    def __dealloc__(self):
-        free(self.settled_after)
-
-    @property
-    def first_publish_name(self):
-        return COMMAND_NAMES[self.first_publish]
-
-    cdef int _mark(self) except -1:
-        """Note where the newest settle entry stands among the publish commands."""
-        cdef Py_ssize_t wanted
-        cdef uint32_t* grown
-        if self.settles.count > self.marks_capacity:
-            wanted = self.settles.capacity
-            grown = <uint32_t*>realloc(self.settled_after, wanted * sizeof(uint32_t))
-            if grown == NULL:
-                raise MemoryError(f"cannot grow the settle marks to {wanted} entries")
-            self.settled_after = grown
-            self.marks_capacity = wanted
-        self.settled_after[self.settles.count - 1] = <uint32_t>self.publish_commands
-        return 0
-
-    def clear(self):
-        """Forget the commands. Arrays that one huge MPUB made grow are given back."""
-        self.publish_commands = 0
-        if self.publishes.capacity > 65536:
-            self.publishes = PublishBatch()
-        elif self.publishes.count or self.publishes.destinations:
-            self.publishes.clear()
-        self.settles.count = 0
-
-    def drop_settles_behind_publishes(self):
-        cdef Py_ssize_t index = 0
-        while index < self.settles.count and self.settled_after[index] == 0:
-            index += 1
-        self.settles.count = index
-
-    def failures(self):
-        cdef Py_ssize_t index
-        cdef SettleEntry* entry
-        failed = []
-        for index in range(self.settles.count):
-            entry = &self.settles.entries[index]
-            if entry.result == SETTLE_OK:
-                continue
-            name = _SETTLE_NAMES[entry.kind]
-            code = f"E_{name}_FAILED"
-            reason = _FAIL_REASONS[entry.result]
-            data = b"%s %s %016x failed %s" % (code.encode(), name.encode(), entry.message_id, reason)
-            failed.append((self.settled_after[index], code, data))
-        return failed
-
-    def published(self, Py_ssize_t index):
-        if not 0 <= index < self.publishes.count:
-            raise IndexError(index)
-        cdef PublishEntry* entry = &self.publishes.entries[index]
-        topic = self.publishes.destinations[entry.destination]
-        return topic, entry.body[:entry.body_bytes], entry.deliver_at_ms, entry.command_entries
-
-    def settled(self, Py_ssize_t index):
-        if not 0 <= index < self.settles.count:
-            raise IndexError(index)
-        cdef SettleEntry* entry = &self.settles.entries[index]
-        return _SETTLE_NAMES[entry.kind], entry.message_id, entry.delay_ms, self.settled_after[index]
-
-    def command_counts(self):
-        return {name: self.counts[index] for index, name in enumerate(COMMAND_NAMES)}
-
-
 cdef class Reader(StreamInput):
     def __init__(self, Limits limits not None, uint32_t allowed, uint32_t ignored=0):
         self.limits = limits
@@ -342,7 +163,7 @@ cdef class Reader(StreamInput):
             try:
                 self._keep_rest(max(self._wanted, self._expected))
             except MemoryError:
-                name = _first_word(self._at, self._end)
+                name = first_word(self._at, self._end)
                 if not name:
                     raise
                 raise UnheldError(name.decode("ascii"), max(self._wanted, self._expected)) from None
@@ -360,7 +181,7 @@ cdef class Reader(StreamInput):
             return None
         # The line was good, so it is a command with a body; what of that was read last is missing.
         left = self._held_bytes - (line_end + 1 - held)
-        name = _first_word(held, held + self._held_bytes)
+        name = first_word(held, held + self._held_bytes)
         if name in (b"PUB", b"DPUB"):
             return RefusedError("E_BAD_MESSAGE", name + (
                 b" failed to read message body size" if left < 4 else b" failed to read message body"))
@@ -514,11 +335,11 @@ cdef class Reader(StreamInput):
         stop = line_end
         if stop > at and (stop - 1)[0] == c"\r":
             stop -= 1
-        count = _split_words(at, stop, params)
+        count = split_words(at, stop, params)
 
-        command = _find_command(params[0].at, params[0].size)
+        command = find_command(params[0].at, params[0].size)
         if command < 0:
-            raise RefusedError("E_INVALID", b"invalid command " + _word(params[0]))
+            raise RefusedError("E_INVALID", b"invalid command " + text_of(params[0]))
         if not self.allowed >> command & 1:
             raise RefusedError("E_INVALID", f"cannot {COMMAND_NAMES[command]} in current state".encode())
         if self.ignored >> command & 1 or command == CMD_NOP:
@@ -531,7 +352,7 @@ cdef class Reader(StreamInput):
         if command == CMD_MPUB:
             if count < 2:
                 raise RefusedError("E_INVALID", b"MPUB insufficient number of parameters")
-            if not _name_is_valid(params[1].at, params[1].size):
+            if not is_name(params[1].at, params[1].size):
                 raise _bad_name("E_BAD_TOPIC", b"E_BAD_TOPIC MPUB topic", params[1])    # nsqd repeats the code
             return True if self._parse_mpub(run, params[1].at, params[1].size, head) else None
         if command == CMD_FIN or command == CMD_REQ or command == CMD_TOUCH:
@@ -553,11 +374,11 @@ cdef class Reader(StreamInput):
         cdef Py_ssize_t end
         if count < (2 if command == CMD_PUB else 3):
             raise RefusedError("E_INVALID", f"{COMMAND_NAMES[command]} insufficient number of parameters".encode())
-        if not _name_is_valid(params[1].at, params[1].size):
+        if not is_name(params[1].at, params[1].size):
             raise _bad_name("E_BAD_TOPIC", b"PUB topic" if command == CMD_PUB else b"DPUB topic", params[1])
         if command == CMD_DPUB:
-            if not _load_number(params[2].at, params[2].size, &number):
-                raise RefusedError("E_INVALID", b"DPUB could not parse timeout " + _word(params[2]))
+            if not load_number(params[2].at, params[2].size, &number):
+                raise RefusedError("E_INVALID", b"DPUB could not parse timeout " + text_of(params[2]))
             if number > <uint64_t>self.limits.max_req_timeout_ms:
                 raise RefusedError(
                     "E_INVALID", f"DPUB timeout {number} out of range 0-{self.limits.max_req_timeout_ms}".encode()
@@ -581,8 +402,8 @@ cdef class Reader(StreamInput):
         if params[1].size != MESSAGE_ID_BYTES:
             raise RefusedError("E_INVALID", b"invalid message ID")
         if command == CMD_REQ:
-            if not _load_number(params[2].at, params[2].size, &number):
-                raise RefusedError("E_INVALID", b"REQ could not parse timeout " + _word(params[2]))
+            if not load_number(params[2].at, params[2].size, &number):
+                raise RefusedError("E_INVALID", b"REQ could not parse timeout " + text_of(params[2]))
             if number > <uint64_t>self.limits.max_req_timeout_ms:
                 number = <uint64_t>self.limits.max_req_timeout_ms
                 run.requeues_clamped += 1
@@ -594,7 +415,7 @@ cdef class Reader(StreamInput):
         run.counts[command] += 1
         self._consume(head)
         raise RefusedError(
-            f"E_{name}_FAILED", b"%s %s failed ID not in flight" % (name.encode(), _word(params[1])), fatal=False
+            f"E_{name}_FAILED", b"%s %s failed ID not in flight" % (name.encode(), text_of(params[1])), fatal=False
         )
 
     cdef object _parse_rare(self, int command, const Word* params, Py_ssize_t count, Py_ssize_t head):
@@ -607,8 +428,8 @@ cdef class Reader(StreamInput):
         cdef uint64_t number = 1
         cdef Py_ssize_t end
         if command == CMD_RDY:
-            if count > 1 and not _load_number(params[1].at, params[1].size, &number):
-                raise RefusedError("E_INVALID", b"RDY could not parse count " + _word(params[1]))
+            if count > 1 and not load_number(params[1].at, params[1].size, &number):
+                raise RefusedError("E_INVALID", b"RDY could not parse count " + text_of(params[1]))
             if number > <uint64_t>self.limits.max_rdy_count:
                 raise RefusedError(
                     "E_INVALID", f"RDY count {number} out of range 0-{self.limits.max_rdy_count}".encode()
@@ -619,11 +440,11 @@ cdef class Reader(StreamInput):
                 raise RefusedError("E_INVALID", b"cannot SUB with heartbeats disabled")
             if count < 3:
                 raise RefusedError("E_INVALID", b"SUB insufficient number of parameters")
-            if not _name_is_valid(params[1].at, params[1].size):
+            if not is_name(params[1].at, params[1].size):
                 raise _bad_name("E_BAD_TOPIC", b"SUB topic", params[1])
-            if not _name_is_valid(params[2].at, params[2].size):
+            if not is_name(params[2].at, params[2].size):
                 raise _bad_name("E_BAD_CHANNEL", b"SUB channel", params[2])
-            taken = Sub(_word(params[1]).decode("ascii"), _word(params[2]).decode("ascii"))
+            taken = Sub(text_of(params[1]).decode("ascii"), text_of(params[2]).decode("ascii"))
         elif command == CMD_CLS:
             taken = Cls()
         else:
@@ -793,7 +614,7 @@ cdef class Reader(StreamInput):
         entry.delay_ms = delay_ms
         entry.kind = command - CMD_FIN      # FIN, REQ, TOUCH and SETTLE_... stand in the same order
         run.counts[command] += 1
-        return run._mark()
+        return run.mark()
 
 
 def encode_frame(uint32_t frame_type, bytes data not None):

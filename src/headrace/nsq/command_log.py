@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from headrace.nsq.codec import Auth, Cls, Identify, Rdy, Sub
 
 if TYPE_CHECKING:
-    from headrace.nsq.codec import Command, Intake
+    from headrace.nsq.codec import Command
+    from headrace.nsq.intake import Intake
 
 MAX_IDENTIFY_BYTES: Final = 1024
 """Of an IDENTIFY's body in a line; clients send some hundred."""

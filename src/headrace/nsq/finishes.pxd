@@ -5,7 +5,8 @@ from libc.stdint cimport int64_t
 from headrace.broker.channels.channel cimport Channel, Subscription
 from headrace.clock cimport Clock
 from headrace.net.wire cimport ReadTaker
-from headrace.nsq.codec cimport Intake, Reader
+from headrace.nsq.codec cimport Reader
+from headrace.nsq.intake cimport Intake
 
 cdef class Finisher(ReadTaker):
     cdef public bint is_plain

@@ -2,7 +2,8 @@
 
 from headrace.broker.channels.channel cimport Channel, Subscription
 from headrace.net.wire cimport ReadTaker
-from headrace.nsq.codec cimport Intake, Reader
+from headrace.nsq.codec cimport Reader
+from headrace.nsq.intake cimport Intake
 
 
 cdef class Finisher(ReadTaker):

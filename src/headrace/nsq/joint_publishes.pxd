@@ -6,7 +6,8 @@ from headrace.batch cimport CopiedBatch, PublishBatch
 from headrace.clock cimport Clock
 from headrace.net.joint_turn cimport JointTurn
 from headrace.net.wire cimport ReadTaker
-from headrace.nsq.codec cimport Intake, Reader
+from headrace.nsq.codec cimport Reader
+from headrace.nsq.intake cimport Intake
 
 cdef class Publisher(ReadTaker):
     cdef readonly object client

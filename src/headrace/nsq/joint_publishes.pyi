@@ -12,8 +12,9 @@ Ref: docs/adr/0013-joint-publishes.md.
 
 from headrace.net.joint_turn import JointTurn
 from headrace.net.wire import ReadTaker
-from headrace.nsq.codec import Intake, Reader
+from headrace.nsq.codec import Reader
 from headrace.nsq.connection import NsqConnection
+from headrace.nsq.intake import Intake
 from headrace.nsq.server import NsqServer
 
 class Publisher(ReadTaker):

@@ -5,7 +5,8 @@ import logging
 from headrace.batch cimport CopiedBatch, PublishBatch
 from headrace.net.joint_turn cimport JointTurn
 from headrace.net.wire cimport ReadTaker
-from headrace.nsq.codec cimport Intake, Reader
+from headrace.nsq.codec cimport Reader
+from headrace.nsq.intake cimport Intake
 
 from headrace.errors import RequestError, StoreError
 from headrace.net.joint_turn import MAX_SHARE_BYTES as _MAX_SHARE_BYTES

@@ -6,7 +6,7 @@ from typing import Final
 
 from headrace.errors import InvalidNameError
 from headrace.format.names import EPHEMERAL_SUFFIX, INTERNAL_TOPICS
-from headrace.nsq.codec import is_valid_name
+from headrace.nsq.words import is_valid_name
 
 TEMPORARY: Final = "#tmp"
 

@@ -18,11 +18,12 @@ from headrace.net.listener import connection_limit
 from headrace.net.server import StreamServer
 from headrace.net.turns import TURN_MS
 from headrace.nsq.coalescing import ReadCoalescing
-from headrace.nsq.codec import Intake, Limits
+from headrace.nsq.codec import Limits
 from headrace.nsq.connection import NsqConnection
 from headrace.nsq.delivery import Delivery
 from headrace.nsq.delivery_coalescing import DeliveryCoalescing
 from headrace.nsq.finishes import Finishes
+from headrace.nsq.intake import Intake
 from headrace.nsq.joint_publishes import JointPublishes
 from headrace.nsq.metrics import NsqCounters
 

@@ -24,7 +24,7 @@ class State(IntEnum):
 
 
 class Command(IntEnum):
-    """Numbers as in ``codec.COMMAND_NAMES``."""
+    """Numbers as in ``words.COMMAND_NAMES``."""
 
     IDENTIFY = 0
     AUTH = 1

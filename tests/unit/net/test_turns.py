@@ -22,7 +22,8 @@ from headrace.net.turns import (
     Turns,
 )
 from headrace.net.wire import TrafficCounters
-from headrace.nsq.codec import Intake, Limits, Reader
+from headrace.nsq.codec import Limits, Reader
+from headrace.nsq.intake import Intake
 from tests.support.loop import FakeLoop
 
 LIMITS = Limits(max_message_bytes=1 << 20, max_body_bytes=5 << 20, max_rdy_count=2_500, max_req_timeout_ms=1_000)

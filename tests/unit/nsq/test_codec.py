@@ -13,23 +13,22 @@ from headrace.net.receive import ReceiveBuffer
 from headrace.net.stream_input import HEADROOM_BYTES
 from headrace.nsq.codec import (
     CLOSE_WAIT_FRAME,
-    COMMAND_NAMES,
     FRAME_ERROR,
     FRAME_MESSAGE,
     HEARTBEAT_FRAME,
     MOST_PUBLISHES,
     MOST_TOPICS,
     OK_FRAME,
-    Intake,
     Limits,
     More,
     Reader,
     encode_frame,
     encode_messages,
-    is_valid_name,
 )
+from headrace.nsq.intake import Intake
 from headrace.nsq.refusal import go_quote
 from headrace.nsq.states import ALLOWED_MASK, Command, State
+from headrace.nsq.words import COMMAND_NAMES, is_valid_name
 from headrace.store.memory_log import MemoryLog, MemoryQueue
 from tests.property.nsq_driver import Driver
 
