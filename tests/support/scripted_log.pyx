@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from headrace.batch cimport RecordBatch
-from headrace.store.consume_queue cimport FILLER_BYTES, QueueEntry
+from headrace.store.queue_base cimport FILLER_BYTES, QueueEntry
 from headrace.store.memory_log cimport MemoryLog, MemoryQueue
 
 

@@ -32,8 +32,9 @@ from headrace.clock import Clock
 from headrace.errors import InvalidNameError, StoreError, TooManyConsumersError
 from headrace.format.names import INTERNAL_TOPICS, READ_ONLY_TOPICS
 from headrace.settings import BrokerSettings
-from headrace.store.consume_queue import ConsumeQueue, QueueBase
+from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.gate import Gate
+from headrace.store.queue_base import QueueBase
 from headrace.store.store import Store
 from headrace.threads import Threads
 

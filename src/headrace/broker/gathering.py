@@ -16,7 +16,7 @@ from headrace.errors import RequestError, StoreError
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.topic import Topic
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 MAX_WORKS: Final = 64
 MAX_BYTES: Final = 256 << 10

@@ -16,7 +16,7 @@ from headrace.format.names import MAX_QUEUES
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE: Final = "REAL_QID"

@@ -1,6 +1,6 @@
 from libc.stdint cimport int32_t, int64_t
 from headrace.batch cimport RecordBatch, RecordView
-from headrace.store.consume_queue cimport QueueBase
+from headrace.store.queue_base cimport QueueBase
 
 cdef class Codes:
     cdef int32_t* codes                     # ascending

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 
 from headrace.batch import RecordBatch
-from headrace.store.consume_queue import QueueBase
+from headrace.store.queue_base import QueueBase
 
 class PullStatus(IntEnum):
     """What a read found; the numbers but the last are RocketMQ's, names are what answers carry as their remark."""

@@ -14,7 +14,7 @@ from libc.string cimport memset
 from headrace.batch cimport RecordBatch, RecordView
 from headrace.format.record cimport FIXED_BYTES, check_record, find_property, hash_tag, read_view
 from headrace.store.commit_log cimport CommitLog
-from headrace.store.consume_queue cimport FILLER_BYTES, QueueBase, QueueEntry
+from headrace.store.queue_base cimport FILLER_BYTES, QueueBase, QueueEntry
 from headrace.store.log_base cimport VIEW_COLD, VIEW_GONE, VIEW_OK
 from headrace.store.segment cimport Segment
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from headrace.format.queue_entry import FILLER_BYTES
-from headrace.store.consume_queue import QueueBase
+from headrace.store.queue_base import QueueBase
 
 NO_RECORD: Final = -1
 """Physical offset of a filler; the log reads no record there."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headrace.broker.topic import Topic
     from headrace.broker.withheld.retry import DeadLetters
     from headrace.histogram import Histogram
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.broker.channels.channel import Channel
-from headrace.store.consume_queue import QueueBase
+from headrace.store.queue_base import QueueBase
 
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headrace.broker.consumers.groups import SubscriptionGroup
     from headrace.broker.topic import Topic
     from headrace.remoting.services import Services
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 
 def require_writable(services: Services, topic: Topic | None = None) -> None:

@@ -1,6 +1,8 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from headrace.store.queue_base import QueueBase
+from headrace.store.queue_files import QueueFiles
 from headrace.store.recovery import Hole
 
 UNSYNCED_VIEWS: str
@@ -13,50 +15,6 @@ def count_sound(raw: bytes, log_end: int, most_bytes: int) -> int:
         log_end: The physical offset behind the log's files; entries may point behind it, into files that are missing.
         most_bytes: What a record may have.
     """
-
-class QueueBase:
-    """What readers need of a queue, durable or in memory."""
-
-    topic: str
-    queue_id: int
-    min_offset: int
-    next_offset: int
-    visible_offset: int
-    awaits_flush: bool
-    owner: Any
-    log: Any
-    def entries(self, from_offset: int, most: int) -> list[tuple[int, int, int]]:
-        """Return up to ``most`` entries as (physical_offset, record_bytes, tag_hash).
-
-        Raises:
-            UnreadableError: the system refuses the file that has them.
-        """
-
-    def position_of(self, queue_offset: int) -> int:
-        """Return the physical offset that an entry points at, also of one not visible yet; -1 where there is none.
-
-        Raises:
-            UnreadableError: the system refuses the file that has it.
-        """
-
-class QueueFiles:
-    """The bounded pool of open consume-queue files of one store.
-
-    Attributes:
-        file_bytes: Size of each, a whole number of entries.
-    """
-
-    file_bytes: int
-
-    def __init__(self, file_bytes: int, most_open: int) -> None: ...
-    def make_first(self, directories: Iterable[str]) -> None:
-        """Make the first file of each queue, given by its directory, that has none. Without the GIL: for a thread.
-
-        Raises:
-            OSError: one cannot be made; those behind it were not tried.
-        """
-
-    def close(self) -> None: ...
 
 class ConsumeQueue(QueueBase):
     """One queue of one topic: 20-byte entries that point into the commit log."""

@@ -15,27 +15,22 @@ import errno
 import logging
 import os
 from bisect import bisect_right
-from collections import OrderedDict
 from contextlib import suppress
 
+from libc.errno cimport errno as c_errno
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memmove
-from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_EXCL, O_RDWR, open as open_file
-from posix.types cimport mode_t
-from posix.unistd cimport close, ftruncate, pread, pwrite
-from libc.errno cimport errno as c_errno
+from posix.unistd cimport pread, pwrite
+
+from headrace.format.arrays cimport reserve
+from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
+from headrace.store.log_base cimport LogBase
+from headrace.store.queue_base cimport ENTRY_BYTES, FILLER_BYTES, QueueBase, QueueEntry
 
 from headrace.errors import UnreadableError, UnsyncedError
 from headrace.format.names import is_offset_name
 from headrace.format.side_file import naming
-from headrace.lock_file import require_in_place
-from headrace.format.arrays cimport reserve
-from headrace.format.record cimport load_i32, load_i64, store_i64, store_u32
-from headrace.store.log_base cimport LogBase
-
-cdef extern from "<sys/stat.h>" nogil:
-    int mkdir(const char* path, mode_t mode)
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +41,11 @@ cdef bytes FILLER = bytes(8) + (<int>FILLER_BYTES).to_bytes(4, "big") + bytes(8)
 cdef int64_t FARTHEST_BYTES = 1 << 50   # of missing files that entries may point into behind a log's end: a pebibyte
 
 cdef enum:
-    ENTRY_BYTES = 20
     FIRST_CAPACITY = 32         # a queue that got one message costs 640 bytes
     WRITE_AT = 4096             # entries in memory before a write
     KEEP = 256                  # entries kept for readers that follow closely
     READ_ENTRIES = 128          # entries read at a time to compare them with the log
     BLOCK_ENTRIES = 512         # entries that a reader of more than one gets from the files, for those that follow
-    MAX_BLOCKS = 256           # queues that keep such a block: 2.6 MB
 
 
 def count_sound(const uint8_t[::1] raw not None, int64_t log_end, int64_t most_bytes):
@@ -80,126 +73,6 @@ cdef inline void _store_entry(uint8_t* at, int64_t physical_offset, int32_t reco
     store_i64(at, physical_offset)
     store_u32(at + 8, <unsigned int>record_bytes)
     store_i64(at + 12, tag_hash)
-
-
-cdef class QueueBase:
-    cdef int push(self, int64_t physical_offset, int32_t record_bytes, int64_t tag_hash) except -1:
-        raise NotImplementedError
-
-    cdef Py_ssize_t read_entries(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
-        raise NotImplementedError
-
-    cdef Py_ssize_t read_or_refuse(self, int64_t from_offset, QueueEntry* into, Py_ssize_t most) except -1:
-        """Read as ``read_entries`` for one who cannot try again by itself.
-
-        Raises:
-            UnreadableError: the system refuses the file, which the store was told.
-        """
-        try:
-            return self.read_entries(from_offset, into, most)
-        except OSError as error:
-            self.log.on_unreadable(error)
-            raise UnreadableError(error) from error
-
-    def entries(self, int64_t from_offset, Py_ssize_t most):
-        cdef QueueEntry* into = <QueueEntry*>malloc(max(most, 1) * sizeof(QueueEntry))
-        cdef Py_ssize_t i, n
-        if into == NULL:
-            raise MemoryError()
-        try:
-            n = self.read_or_refuse(from_offset, into, most)
-            return [(into[i].physical_offset, into[i].record_bytes, into[i].tag_hash) for i in range(n)]
-        finally:
-            free(into)
-
-    def position_of(self, int64_t queue_offset):
-        cdef QueueEntry entry
-        return entry.physical_offset if self.read_or_refuse(queue_offset, &entry, 1) > 0 else -1
-
-
-class QueueFiles:
-    def __init__(self, file_bytes, most_open):
-        self.file_bytes = (file_bytes + ENTRY_BYTES - 1) // ENTRY_BYTES * ENTRY_BYTES
-        self._most_open = most_open
-        self._open = OrderedDict()
-        self._with_block = OrderedDict()    # the queues that keep one, that of the oldest first
-
-    def descriptor(self, directory, first_byte, create):
-        """Return an open file of a queue, or -1 when it is absent and not to be created."""
-        key = (directory, first_byte)
-        fd = self._open.get(key)
-        if fd is not None:
-            self._open.move_to_end(key)
-            return fd
-        path = f"{directory}/{first_byte:020d}"
-        try:
-            require_in_place(path)
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if not create:
-                return -1
-            for folder in (os.path.dirname(directory), directory):  # not the folder of all: it may have been moved away
-                with suppress(FileExistsError):
-                    os.mkdir(folder)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            if os.fstat(fd).st_size < self.file_bytes:      # also where a kill or a full disk left it short
-                os.ftruncate(fd, self.file_bytes)
-        except OSError as error:
-            os.close(fd)
-            raise OSError(error.errno, error.strerror, path) from error
-        self._open[key] = fd
-        if len(self._open) > self._most_open:
-            _, oldest = self._open.popitem(last=False)
-            os.close(oldest)
-        return fd
-
-    def make_first(self, directories):
-        cdef int64_t file_bytes = self.file_bytes
-        cdef bytes folder, folder_above, path
-        cdef const char* names[3]
-        cdef int fd, error
-        for directory in directories:
-            folder = os.fsencode(directory)
-            folder_above = os.path.dirname(folder)
-            path = folder + b"/%020d" % 0
-            names[0], names[1], names[2] = folder_above, folder, path
-            with nogil:
-                mkdir(names[0], 0o777)
-                mkdir(names[1], 0o777)
-                fd = open_file(names[2], O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0o644)
-                error = 0
-                if fd < 0 or ftruncate(fd, file_bytes) < 0:
-                    error = c_errno
-                if fd >= 0:
-                    close(fd)
-            if error and error != errno.EEXIST:
-                raise OSError(error, os.strerror(error), os.fsdecode(path))
-
-    def keep_block(self, ConsumeQueue queue not None):
-        """Note that a queue keeps a block of its entries; it keeps it until MAX_BLOCKS others were read later."""
-        cdef ConsumeQueue oldest
-        self._with_block[queue] = None
-        self._with_block.move_to_end(queue)
-        if len(self._with_block) > MAX_BLOCKS:
-            oldest, _ = self._with_block.popitem(last=False)
-            oldest.block = None
-
-    def drop_block(self, ConsumeQueue queue not None):
-        """Have a queue forget its block."""
-        queue.block = None
-        self._with_block.pop(queue, None)
-
-    def forget(self, directory):
-        """Close the open files of one queue."""
-        for key in [key for key in self._open if key[0] == directory]:
-            os.close(self._open.pop(key))
-
-    def close(self):
-        for fd in self._open.values():
-            os.close(fd)
-        self._open.clear()
-        self._with_block.clear()
 
 
 cdef class FileEntries:

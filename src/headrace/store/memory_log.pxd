@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from headrace.batch cimport PublishBatch, PublishEntry
-from headrace.store.consume_queue cimport QueueBase, QueueEntry
+from headrace.store.queue_base cimport QueueBase, QueueEntry
 from headrace.store.log_base cimport LogBase
 
 cdef class MemoryChunk:

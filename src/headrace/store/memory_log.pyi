@@ -1,5 +1,5 @@
 from headrace.batch import PublishBatch
-from headrace.store.consume_queue import QueueBase
+from headrace.store.queue_base import QueueBase
 
 class MemoryLog:
     """A log that is never on disk: for ``#ephemeral`` topics. Holds the newest messages up to two bounds."""

@@ -16,7 +16,7 @@ from headrace.batch cimport PublishBatch, PublishEntry, RecordBatch, RecordView
 from headrace.format.record cimport (
     RecordTemplate, encode_record, fill_template, load_u32, measure_record, read_view,
 )
-from headrace.store.consume_queue cimport FILLER_BYTES, QueueBase, QueueEntry
+from headrace.store.queue_base cimport FILLER_BYTES, QueueBase, QueueEntry
 from headrace.store.log_base cimport LogBase, VIEW_GONE, VIEW_OK
 
 cdef enum:

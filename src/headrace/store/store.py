@@ -46,7 +46,7 @@ from headrace.store.boot_note import BootNote
 from headrace.store.checkpoint import Checkpoints
 from headrace.store.cold_reads import ColdReads
 from headrace.store.commit_log import CommitLog
-from headrace.store.consume_queue import ConsumeQueue, QueueFiles
+from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.directory import Identity, StoreDirectory
 from headrace.store.durable_mark import DurableMark
 from headrace.store.gate import Gate
@@ -54,6 +54,7 @@ from headrace.store.group_commit import GroupCommit
 from headrace.store.index_folder import IndexFolder
 from headrace.store.key_query import KeyMatches, KeyQuery, KeySearch
 from headrace.store.opening import Opening, RecoveryReport, find_missing, remove_unfinished_segment
+from headrace.store.queue_files import QueueFiles
 from headrace.store.recovery import Hole
 from headrace.store.segment import Segment
 from headrace.store.segment_supply import SegmentSupply, require_room

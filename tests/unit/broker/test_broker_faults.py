@@ -24,8 +24,8 @@ from headrace.broker.pull import PullStatus, find_offset_by_time, read_queue
 from headrace.broker.topic import Topic, TopicConfig
 from headrace.errors import FlushError, SideFileError, StoreError, UnreadableError
 from headrace.format.names import CONTROL_TOPIC
-from headrace.store.consume_queue import QueueBase
 from headrace.store.memory_log import MemoryLog, MemoryQueue
+from headrace.store.queue_base import QueueBase
 from headrace.store.store import Store
 from tests.support.brokers import BrokerRig
 from tests.support.stores import StoreBench

@@ -16,7 +16,7 @@ from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import PERM_READ, Topic, TopicConfig
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, StoreFullError, TopicNotFoundError
 from headrace.format.names import CONTROL_TOPIC
-from headrace.store.consume_queue import QueueBase
+from headrace.store.queue_base import QueueBase
 from tests.support.brokers import BrokerRig
 
 WAYS = ["restart", "crash"]

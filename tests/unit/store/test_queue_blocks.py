@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.store.consume_queue import ConsumeQueue, QueueFiles
+from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.memory_log import MemoryLog
+from headrace.store.queue_files import QueueFiles
 from tests.support.stores import count_reads
 
 ENTRY_BYTES = 20

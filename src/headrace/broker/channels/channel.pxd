@@ -7,7 +7,7 @@ from headrace.broker.channels.deferred cimport DeferredSet
 from headrace.broker.channels.finished cimport FinishedSet
 from headrace.broker.channels.in_flight cimport DeadlineList, InFlight, InFlightTable
 from headrace.broker.channels.ready cimport ReadyRing
-from headrace.store.consume_queue cimport QueueBase, QueueEntry
+from headrace.store.queue_base cimport QueueBase, QueueEntry
 from headrace.store.log_base cimport LogBase
 
 cdef class Subscription:

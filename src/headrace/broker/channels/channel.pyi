@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from headrace.batch import RecordBatch, SettleBatch
-from headrace.store.consume_queue import QueueBase
+from headrace.store.queue_base import QueueBase
 
 class Subscription:
     """One consumer of a channel and its window."""

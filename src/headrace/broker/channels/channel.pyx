@@ -28,7 +28,7 @@ from headrace.broker.channels.channel_state cimport (
 from headrace.broker.channels.ready cimport ReadyEntry
 from headrace.broker.channels.restored_state cimport DEAD_MS, RestoredState
 from headrace.format.record cimport record_deliver_at
-from headrace.store.consume_queue cimport FILLER_BYTES
+from headrace.store.queue_base cimport FILLER_BYTES
 from headrace.store.log_base cimport VIEW_COLD, VIEW_DAMAGED, VIEW_GONE, VIEW_OK
 
 import logging

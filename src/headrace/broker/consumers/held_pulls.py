@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from headrace.settings import BrokerSettings
-from headrace.store.consume_queue import QueueBase
+from headrace.store.queue_base import QueueBase
 
 logger = logging.getLogger(__name__)
 

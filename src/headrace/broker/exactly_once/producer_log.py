@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headrace.batch import PublishBatch
     from headrace.broker.broker import Broker
     from headrace.broker.topic import Topic
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 logger = logging.getLogger(__name__)
 

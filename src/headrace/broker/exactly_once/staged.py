@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.exactly_once.producer_log import ProducerLog
     from headrace.broker.topic import Topic
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from headrace.format.names import DECIDED_GROUP, HALF_TOPIC, OP_TOPIC
 if TYPE_CHECKING:
     from headrace.broker.consumers.offsets import OffsetTable
     from headrace.broker.withheld.open_halves import OpenHalves
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
     from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)

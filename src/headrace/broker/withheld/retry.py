@@ -26,7 +26,7 @@ from headrace.log_pace import LogPace
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.clock import Clock
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.channels.channel import Channel, Subscription
     from headrace.broker.topic import Topic
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 logger = logging.getLogger(__name__)
 

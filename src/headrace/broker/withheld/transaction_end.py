@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.broker.copies import RecordCopy
     from headrace.broker.topic import Topic
     from headrace.broker.withheld.transactions import Transactions
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 OP_TAG: Final = "d"
 _OP_PROPERTIES: Final = record.encode_properties({"TAGS": OP_TAG})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.broker.withheld.given_up import GivenUp
     from headrace.broker.withheld.open_halves import OpenHalves
     from headrace.broker.withheld.transaction_end import TransactionCounters
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
     from headrace.store.store import Store
 
 logger = logging.getLogger(__name__)

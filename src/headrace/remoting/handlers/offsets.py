@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.remoting.peer import Peer
     from headrace.remoting.reply import Parts
     from headrace.remoting.services import Services
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headrace.remoting.connection import RemotingConnection
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 _CODES: Final = {
     PullStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,

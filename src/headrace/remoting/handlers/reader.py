@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.remoting.connection import RemotingConnection
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 MAX_WAIT_MS: Final = 500
 MAX_READ_BYTES: Final = 8 << 20

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from headrace.remoting.codec import Command
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 MAX_ROWS: Final = 65_535
 """Messages of one batch."""

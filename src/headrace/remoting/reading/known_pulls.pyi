@@ -10,7 +10,7 @@ from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.metrics import RemotingCounters
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
-from headrace.store.consume_queue import QueueBase
+from headrace.store.queue_base import QueueBase
 
 LARGE_ANSWER_BYTES: Final[int]
 """Bytes from which on an answer keeps a client busy: those to pulls that follow each other leave in pairs."""

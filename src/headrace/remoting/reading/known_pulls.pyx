@@ -19,7 +19,7 @@ from headrace.broker.pull cimport Codes, PullResult, read_queue
 from headrace.clock cimport Clock
 from headrace.net.wire cimport ReadTaker, Wire
 from headrace.remoting.codec cimport PullRequest, Reader, encode_pull_head, join_answers
-from headrace.store.consume_queue cimport QueueBase
+from headrace.store.queue_base cimport QueueBase
 
 from headrace.broker.consumers.clients import MAX_WORD
 from headrace.broker.pull import PullStatus

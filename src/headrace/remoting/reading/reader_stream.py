@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.broker.pull import Codes
     from headrace.remoting.codec import Command
     from headrace.remoting.connection import RemotingConnection
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from headrace.threads import Threads
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.broker.withheld.schedule import DelayLevels
     from headrace.broker.withheld.timed import TimedMessages
     from headrace.broker.withheld.transactions import Transactions
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 
 class HeldSends:

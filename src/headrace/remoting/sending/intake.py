@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.remoting.connection import RemotingConnection
     from headrace.remoting.server import RemotingServer
     from headrace.remoting.services import Services
-    from headrace.store.consume_queue import QueueBase
+    from headrace.store.queue_base import QueueBase
 
 logger = logging.getLogger(__name__)
 

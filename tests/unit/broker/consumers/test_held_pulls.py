@@ -10,7 +10,7 @@ import pytest
 from headrace.batch import PublishBatch
 from headrace.broker.consumers.held_pulls import BUCKET_MS, HeldPulls
 from headrace.settings import BrokerSettings
-from headrace.store.consume_queue import QueueBase
+from headrace.store.queue_base import QueueBase
 from tests.support.brokers import BrokerRig
 
 SETTINGS = BrokerSettings()
