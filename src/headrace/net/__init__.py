@@ -10,6 +10,7 @@ logs little of those turned away, ``timer_wheel`` is one coarse timer for them.
 
 ``joint_turn`` does at the end of a turn of the loop what its reads brought, ``fine_timer`` calls back after some
 microseconds, ``busy_poll`` keeps the loop awake and ``loop_load`` says how busy it is. ``http`` runs an ASGI
-application inside the broker's loop (``http_connection``, ``request_parser``); ``webhook`` calls one of somebody else.
+application inside the broker's loop (``http_server``, ``http_connection``, ``request_parser``); ``webhook`` calls one
+of somebody else.
 Nothing here may know what the bytes mean.
 """

@@ -22,7 +22,8 @@ from headrace.errors import InternalError, MessageTooLargeError, ProtocolError, 
 from headrace.net.listener import connection_limit
 
 if TYPE_CHECKING:
-    from headrace.net.http_connection import BoundedConnection, EmbeddedServer
+    from headrace.net.http_connection import BoundedConnection
+    from headrace.net.http_server import EmbeddedServer
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +185,8 @@ class HttpListener:
 
     async def start(self) -> None:
         """Accept connections; returns once the socket listens."""
-        from headrace.net.http_connection import EmbeddedServer, on_loop_error  # noqa: PLC0415  # slow, see above
+        from headrace.net.http_connection import on_loop_error  # noqa: PLC0415  # slow, see above
+        from headrace.net.http_server import EmbeddedServer  # noqa: PLC0415
 
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(on_loop_error)

@@ -1,11 +1,7 @@
-"""What Headrace changes in uvicorn: nothing global, and bounds on every connection.
+"""What Headrace changes in uvicorn's connections: bounds on every one.
 
-- uvicorn's server would take over SIGINT and SIGTERM, wake ten times a second and log with its own setup;
-  ``EmbeddedServer`` does none of that.
 - uvicorn waits without limit for a first request, for a request's head, and for a peer to read its answer;
   ``BoundedConnection`` gives them a deadline (slow loris).
-- uvicorn accepts one connection in a turn of the loop, and turns are long while NSQ's clients send much;
-  ``EmbeddedServer`` accepts many, as every listener does.
 - uvicorn closes a connection that it refuses at once, and with input unread that resets it: the peer may see the reset
   instead of the answer; ``BoundedConnection`` gives it a moment to read.
 - uvicorn closes a connection whose peer has shut down its sending side, although a complete request waits for its
@@ -14,34 +10,23 @@
 - a loop that has no memory to read with logs a traceback, and closes; ``on_loop_error`` counts it as a refusal.
 - uvicorn has a task, and h11, for each request, and makes ready for them when a client connects; ``BoundedConnection``
   shows what is read to a ``Shortcut`` first, and makes ready when that leaves a request to the general code.
-- uvicorn takes a whole URL in a request line for a path; servers must accept it (RFC 9112, 3.2.2), so the application
-  is given its path.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
-import time
-from collections.abc import Iterator
-from email.utils import formatdate
-from functools import partial
 from http import HTTPStatus
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import unquote
 
 import h11
-import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from headrace.clock import Clock
 from headrace.net.address import format_address, peer_of
 from headrace.net.deadlines import call_behind_reads
 from headrace.net.http import INCOMPLETE, LEFT, MAX_HEAD_BYTES, TAKEN
-from headrace.net.listener import listen
 from headrace.net.refusal_log import RefusalLog
 from headrace.net.request_parser import RequestParser
 from headrace.net.unacknowledged import unacknowledged_bytes
@@ -51,7 +36,7 @@ if TYPE_CHECKING:
 
     from uvicorn.server import ServerState
 
-    from headrace.net.http import Application, HttpCounters, HttpLimits, HttpListener, Receive, Scope, Send, Shortcut
+    from headrace.net.http import HttpCounters, HttpLimits, HttpListener, Shortcut
 
 logger = logging.getLogger(__name__)
 
@@ -66,95 +51,8 @@ LINGER_SECONDS: Final = 1.0
 MAX_REFUSED: Final = 64
 """Refused peers of one listener that may read why; more are closed at once. They come on top of those served, and must
 fit into the open files that the servers leave to the listeners."""
-DATE_SECONDS: Final = 1.0
-STOP_GRACE_SECONDS: Final = 5
 LOOKS_PER_LIMIT: Final = 10
 """How often deadlines are looked at in the shortest time that one allows: so much of it a peer may be late."""
-
-
-class EmbeddedServer(uvicorn.Server):
-    """A uvicorn server that is a guest in somebody else's loop and process."""
-
-    def __init__(self, listener: HttpListener) -> None:
-        super().__init__(
-            uvicorn.Config(
-                _accept_absolute_targets(listener.app),
-                http=_connection_class(listener),
-                ws="none",
-                lifespan="off",
-                interface="asgi3",
-                log_config=None,
-                log_level="error",
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                timeout_graceful_shutdown=STOP_GRACE_SECONDS + 1,  # an error in the log: see below
-            )
-        )
-        self._name = listener.name
-        self.listening = asyncio.Event()
-        self.ending = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as every listener does: uvicorn's own code accepts one connection in a turn of the loop."""
-        protocol: Any = self.config.http_protocol_class
-        make = partial(protocol, config=self.config, server_state=self.server_state, app_state={})
-        self.servers = [(await listen(bound, make, protocol=self._name))[0] for bound in sockets or ()]
-        self.started = True
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process."""
-        yield
-
-    async def main_loop(self) -> None:
-        """Renew the Date header once a second until ``ending`` is set."""
-        self.server_state.default_headers = _date_header()
-        self.listening.set()
-        while not self.should_exit:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.ending.wait(), DATE_SECONDS)
-            self.server_state.default_headers = _date_header()
-
-    async def _wait_tasks_to_complete(self) -> None:
-        """Wait for what is in work for a while, then end it. uvicorn would call that an error, and nobody need act."""
-        for connection in list(self.server_state.connections):
-            connection.shutdown()  # also those that were accepted already, and taken up behind uvicorn's look at all
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(super()._wait_tasks_to_complete(), STOP_GRACE_SECONDS)
-            return
-        state = self.server_state
-        logger.warning(
-            "stop waits no longer for HTTP protocol=%s requests=%d connections=%d",
-            self._name,
-            len(state.tasks),
-            len(state.connections),
-        )
-        for task in state.tasks:
-            task.cancel()
-
-
-def _accept_absolute_targets(app: Application) -> Application:
-    """Return the application for requests whose target may be a URL (the absolute form) instead of a path."""
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        _, is_url, behind = scope["raw_path"].partition(b"://")
-        if is_url and not scope["raw_path"].startswith(b"/"):
-            scope["path"] = "/" + unquote(behind.partition(b"/")[2].decode("ascii"))
-        try:
-            await app(scope, receive, send)
-        except asyncio.CancelledError:
-            # By a stop that waits no longer, which says so once; uvicorn would log a traceback for each request.
-            with contextlib.suppress(RuntimeError):  # its answer has begun
-                headers = [(b"Connection", b"close"), (b"Content-Length", b"0")]
-                await send({"type": "http.response.start", "status": 503, "headers": headers})
-                await send({"type": "http.response.body"})
-
-    return call
-
-
-def _date_header() -> list[tuple[bytes, bytes]]:
-    return [(b"Date", formatdate(time.time(), usegmt=True).encode())]
 
 
 def _refusal(status: int) -> bytes:
@@ -586,8 +484,11 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
         loop.default_exception_handler(context)
 
 
-def _connection_class(listener: HttpListener) -> type[Any]:
-    """Each listener has its own class: what its connections have of it costs none of them a step."""
+def connection_class(listener: HttpListener) -> type[Any]:
+    """Return the class of a listener's connections.
+
+    Each has its own: what its connections have of it costs none of them a step.
+    """
     loop = asyncio.get_running_loop()
     own: dict[str, Any] = {
         "listener": listener.name,

@@ -26,7 +26,8 @@ from headrace.net.http import (
     HttpLimits,
     HttpListener,
 )
-from headrace.net.http_connection import STOP_GRACE_SECONDS, BoundedConnection
+from headrace.net.http_connection import BoundedConnection
+from headrace.net.http_server import STOP_GRACE_SECONDS
 from headrace.net.request_parser import RequestParser
 
 MAX_BODY = 100_000
@@ -939,7 +940,7 @@ def test_a_stop_tells_of_requests_that_do_not_end_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client that owes the rest of a body is no bug, and gets no traceback."""
-    monkeypatch.setattr("headrace.net.http_connection.STOP_GRACE_SECONDS", 1)
+    monkeypatch.setattr("headrace.net.http_server.STOP_GRACE_SECONDS", 1)
     clients = [socket.socket(), socket.socket()]
 
     async def scenario(listener: HttpListener, _app: Echo) -> None:
