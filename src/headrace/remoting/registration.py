@@ -22,9 +22,9 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from headrace.broker.topic import PERM_READ, PERM_WRITE, Topic, TopicConfig
+from headrace.broker.topic import PERM_READ, PERM_WRITE
 from headrace.errors import (
     ClientError,
     ConfigError,
@@ -33,20 +33,17 @@ from headrace.errors import (
     ProtocolError,
     RequestTimeoutError,
 )
-from headrace.format import fastjson
 from headrace.net.address import format_address, is_loopback, parse_address
 from headrace.net.ports import listener_addresses
-from headrace.remoting import bodies
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import COMPLETE, RequestCode, ResponseCode
-from headrace.remoting.names import is_valid_topic
+from headrace.remoting.registration_table import BrokerTable, TopicTable
 from headrace.remoting.signature import signed_ext
 from headrace.settings.units import format_duration
 
 if TYPE_CHECKING:
     from headrace.broker.access import AccessRules, User
-    from headrace.broker.data_version import DataVersion
     from headrace.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -64,26 +61,12 @@ LONGEST_PAUSE_S: Final = 30.0
 ABSENT_PAUSE_S: Final = 1.0
 """Longest pause between two tries to connect, which cost little. Half of what a registry waits for brokers when it
 starts (``registry.start_wait_ms``), before it tells clients who has come."""
-ENCODED_AT_ONCE: Final = 200
-"""Topics: about a millisecond."""
 REACH_S: Final = 2.0
 MAX_SHOWN: Final = 255
 """Characters of the name that another broker gives itself."""
 UNANSWERED_TO_HANG_UP: Final = 2
 """Registrations after which a connection is given up: the way there may have forgotten it, without a word to either
 end. One may only be late, and to a registry the broker goes with its connection."""
-
-
-class BrokerTable(Protocol):
-    """What is registered; ``Broker`` is one."""
-
-    @property
-    def topics(self) -> Mapping[str, Topic]:
-        """Every topic by name."""
-
-    @property
-    def topic_version(self) -> DataVersion:
-        """Changes with each change of a topic."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +145,7 @@ class Registrar:
         self._interval_s = interval_ms / 1000
         self._user = user
         self._find_host = find_host
-        self._table = _TopicTable(broker, permission)
+        self._table = TopicTable(broker, permission)
         self._client = RemotingClient(on_lost=self._connection_lost)
         self._tasks: list[asyncio.Task[None]] = []
         self._announcing: set[asyncio.Task[None]] = set()
@@ -388,88 +371,6 @@ def _host_of(address: str) -> str:
         return parse_address(address)[0]
     except ConfigError:
         return address
-
-
-_BODY: Final = b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":%b,"topicConfigTable":{%b}}}'
-
-
-class _TopicTable:
-    """The body of a registration. What has not changed is not encoded again: a broker may have 20,000 topics."""
-
-    def __init__(self, broker: BrokerTable, permission: Callable[[], int]) -> None:
-        self._broker = broker
-        self._permission = permission
-        self._pieces: dict[str, tuple[TopicConfig, bytes]] = {}
-        self._encoded: tuple[DataVersion, int] | None = None
-        self._last_permission = permission()
-        self._permission_changes = 0
-        self._announcements = 0
-        self._announced: set[str] = set()  # since the last body was begun
-        self._body = b""
-        self._encoding = asyncio.Lock()
-
-    async def encode(self) -> bytes:
-        """Return the body as of now. Of many topics a few are encoded before others have their turn."""
-        async with self._encoding:
-            return await self._encode()
-
-    async def _encode(self) -> bytes:
-        version, permission = self._broker.topic_version, self._permission()
-        if self._encoded == (version, permission):
-            return self._body
-        if permission != self._last_permission:
-            # It changes what is registered of every topic, but not the broker's table of topics.
-            self._last_permission = permission
-            self._permission_changes += 1
-            self._pieces.clear()
-        # What changes meanwhile has a later version, and is registered with that once more.
-        topics = list(self._broker.topics.values())
-        self._announced.clear()
-        pieces = {}
-        for start in range(0, len(topics), ENCODED_AT_ONCE):
-            if start:
-                await asyncio.sleep(0)
-            for topic in topics[start : start + ENCODED_AT_ONCE]:
-                if not topic.ephemeral and is_valid_topic(topic.name):
-                    pieces[topic.name] = self._piece(topic, permission)
-        # Their clients were told that registries know them: those would take what is not here for gone.
-        for name in self._announced:
-            announced = self._broker.topics.get(name)
-            if announced is None:
-                pieces.pop(name, None)
-            else:
-                pieces[name] = self._piece(announced, permission)
-        self._pieces = pieces
-        data_version = fastjson.dumps(
-            {"counter": version.counter + self._permission_changes, "timestamp": version.timestamp_ms}
-        )
-        self._body = _BODY % (data_version, b",".join(piece for _config, piece in pieces.values()))
-        self._encoded = (version, permission)
-        return self._body
-
-    def encode_some(self, names: Iterable[str]) -> bytes | None:
-        """Return the body of a registration of some topics, None when none of them is registered.
-
-        Its version is that of no other registration: one of a version that they have registries drop.
-        """
-        found = [topic for name in names if (topic := self._broker.topics.get(name)) is not None]
-        topics = [topic for topic in found if not topic.ephemeral and is_valid_topic(topic.name)]
-        if not topics:
-            return None
-        pieces = [self._piece(topic, self._permission())[1] for topic in topics]
-        self._announcements += 1
-        self._announced.update(topic.name for topic in topics)
-        counted = {"counter": -self._announcements, "timestamp": self._broker.topic_version.timestamp_ms}
-        return _BODY % (fastjson.dumps(counted), b",".join(pieces))
-
-    def _piece(self, topic: Topic, permission: int) -> tuple[TopicConfig, bytes]:
-        known = self._pieces.get(topic.name)
-        if known is not None and known[0] is topic.config:
-            return known
-        described = bodies.topic_fields(topic)
-        # A broker that may not be written to says so for each of its topics.
-        described["perm"] &= permission | ~(PERM_READ | PERM_WRITE)
-        return topic.config, fastjson.dumps(topic.name) + b":" + fastjson.dumps(described)
 
 
 def has_own_registry(settings: Settings) -> bool:

@@ -24,6 +24,7 @@ from headrace.remoting import registration
 from headrace.remoting.codec import decode_command, encode_response
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.registration import BrokerIdentity, Registrar, find_address_problem
+from headrace.remoting.registration_table import TopicTable
 from headrace.remoting.registry.server import RegistryServer
 from headrace.settings import BrokerSettings, RegistrySettings
 
@@ -410,7 +411,7 @@ def test_broker_that_must_not_be_written_to_registers_so(table: Table) -> None:
 
 def test_unchanged_body_is_not_encoded_again(table: Table) -> None:
     """20,000 topics every 30 s; a changed one costs only itself."""
-    topics = registration._TopicTable(table, lambda: 6)
+    topics = TopicTable(table, lambda: 6)
     body = asyncio.run(topics.encode())
     assert asyncio.run(topics.encode()) is body
     pieces = dict(topics._pieces)
@@ -423,11 +424,11 @@ def test_unchanged_body_is_not_encoded_again(table: Table) -> None:
 
 def test_many_topics_are_encoded_a_few_at_a_time(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop is not held, and two registries do not mix; what changes meanwhile goes with the next registration."""
-    monkeypatch.setattr(registration, "ENCODED_AT_ONCE", 10)
+    monkeypatch.setattr("headrace.remoting.registration_table.ENCODED_AT_ONCE", 10)
     for number in range(100):
         table.put(f"Many{number}")
     version = table.topic_version
-    topics = registration._TopicTable(table, lambda: 6)
+    topics = TopicTable(table, lambda: 6)
 
     async def test() -> None:
         first, second = (asyncio.create_task(topics.encode()) for _ in range(2))
@@ -451,7 +452,7 @@ def test_many_topics_are_encoded_a_few_at_a_time(table: Table, monkeypatch: pyte
 
 def test_a_topic_that_is_announced_while_all_are_encoded_stays(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """A-BROKER-21: whoever had it made asks for its route next; what names all topics has it, or would take it back."""
-    monkeypatch.setattr(registration, "ENCODED_AT_ONCE", 1)
+    monkeypatch.setattr("headrace.remoting.registration_table.ENCODED_AT_ONCE", 1)
     for number in range(100):
         table.put(f"Many{number}")
 

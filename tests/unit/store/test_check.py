@@ -23,7 +23,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.catalog import ABOVE_ALL
-from headrace.broker.channels.journal import KIND_JOURNAL, encode_file_head
+from headrace.broker.channels.journal_file import KIND_JOURNAL, encode_file_head
 from headrace.broker.channels.stored_channels import StoredChannel, check_channels, read_journal
 from headrace.cli.program import run
 from headrace.errors import SideFileError, StoreError

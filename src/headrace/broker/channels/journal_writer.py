@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from headrace.broker.channels.channel import Channel
-from headrace.broker.channels.journal import ChannelJournal, lacks_beginning
+from headrace.broker.channels.journal import ChannelJournal
+from headrace.broker.channels.journal_file import lacks_beginning
 from headrace.clock import Clock
 from headrace.errors import NoMemoryError, StoreError
 from headrace.log_pace import Trouble

@@ -17,18 +17,17 @@ from typing import Any, Final
 import msgspec
 
 from headrace.broker.catalog import ABOVE_ALL, Catalog
-from headrace.broker.channels.journal import (
+from headrace.broker.channels.journal import PREVIOUS_SNAPSHOT, Histories
+from headrace.broker.channels.journal_file import (
     FILE_HEAD,
     FLAG_FORGOTTEN,
     KIND_JOURNAL,
     KIND_SNAPSHOT,
-    PREVIOUS_SNAPSHOT,
-    Histories,
     HistoryScan,
     find_journals,
     lacks_beginning,
     scan_history,
-)  # fmt: skip
+)
 from headrace.errors import SideFileError
 from headrace.format.findings import Finding
 from headrace.format.names import CONTROL_TOPIC

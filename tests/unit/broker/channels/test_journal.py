@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.channels.journal import (
+from headrace.broker.channels.journal import MIN_COMPACTION_BYTES, ChannelJournal
+from headrace.broker.channels.journal_file import (
     KIND_JOURNAL,
-    MIN_COMPACTION_BYTES,
-    ChannelJournal,
     encode_file_head,
     encode_record,
     find_journals,
