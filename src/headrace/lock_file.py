@@ -182,7 +182,11 @@ def is_held(path: Path) -> bool:
     except OSError:
         return _owner_lives(path)
     # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131081 0 EOF"
-    return any(f":{found.st_ino} " in line for line in lines) or (_is_in_container() and _is_refused(path))
+    if any(f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} " in line for line in lines):
+        return True
+    # A file of that number elsewhere, or this one where the system has two names for a disk (btrfs).
+    is_alike = any(f":{found.st_ino} " in line for line in lines)
+    return (is_alike or _is_in_container()) and _is_refused(path)
 
 
 def _is_in_container() -> bool:

@@ -42,6 +42,21 @@ def test_a_lock_of_another_container_is_seen(
     release_lock(take_lock(lock))  # nor has that one
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_lock_on_another_disk_is_told_from_one_on_this(
+    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    """Files of two disks have one number where the disks were filled alike; btrfs has two numbers for its disks."""
+    held = take_lock(lock)
+    (tmp_path / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 1 ff:ff:{lock.stat().st_ino} 0 EOF\n")
+    monkeypatch.setattr(lock_file, "LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(lock_file, "_is_in_container", lambda: False)
+    if not is_taken:
+        release_lock(held)
+    assert is_held(lock) is is_taken
+    release_lock(held)
+
+
 def test_a_look_from_another_container_makes_no_start_fail(lock: Path) -> None:
     """It holds a lock, shared and for a moment."""
     release_lock(take_lock(lock))
