@@ -399,8 +399,9 @@ class Node:
 
     async def _stop_servers(self) -> None:
         """Stop all servers, whatever goes wrong with one of them."""
-        if self.lookup_peers is not None:
-            await self.lookup_peers.stop()  # first: nobody is to be sent here any more
+        # First: nobody is to be sent here any more.
+        peers = [self.lookup_peers.stop()] if self.lookup_peers is not None else []
+        ends = await asyncio.gather(*peers, return_exceptions=True)
         # Beside each other: peers that do not let go cost each of them seconds, and who stops us gives ten. The admin
         # port says "stopping" meanwhile.
         servers = [
@@ -408,7 +409,7 @@ class Node:
             *(part.stop() for part in (self.nsq, self.lookupd, self.statsd) if part is not None),
         ]
         servers += [listener.stop() for name, listener in self._http.items() if name != "admin"]
-        ends = await asyncio.gather(*servers, return_exceptions=True)
+        ends += await asyncio.gather(*servers, return_exceptions=True)
         if "admin" in self._http:
             ends += await asyncio.gather(self._http["admin"].stop(), return_exceptions=True)
         failures = [end for end in ends if end is not None]

@@ -46,6 +46,7 @@ class Stopped:
         node: Any = Node(Settings(store=StoreSettings(data_dir=self._data_dir)), free_ports=True)
         done_read, done_write = os.pipe()
         node.nsq, node.remoting = server("nsq"), server("remoting")
+        node.lookup_peers = server("lookup_peers", waits=False)
         node._http = {"admin": server("admin", waits=False), "nsq_http": server("nsq_http")}
         node._status = SimpleNamespace()
         node._lag = SimpleNamespace(stop=lambda: None)
@@ -68,18 +69,19 @@ def test_servers_stop_beside_each_other_and_the_admin_port_last(tmp_path: Path) 
     """X-NSQ-14: docker stop kills after ten seconds, and each server may wait five for its peers."""
     node = Stopped(tmp_path / "store")
     node.run()
-    assert node.order[0] == "consumers go"
-    assert sorted(node.order[1:4]) == ["nsq", "nsq_http", "remoting"]
-    assert node.order[4:] == ["admin", "broker", "store"]
+    assert node.order[:2] == ["consumers go", "lookup_peers"]
+    assert sorted(node.order[2:5]) == ["nsq", "nsq_http", "remoting"]
+    assert node.order[5:] == ["admin", "broker", "store"]
 
 
-@pytest.mark.parametrize("failing", ["remoting", "nsq_http", "admin"])
+@pytest.mark.parametrize("failing", ["lookup_peers", "remoting", "nsq_http", "admin"])
 def test_a_server_that_does_not_stop_leaves_no_store_open(tmp_path: Path, failing: str) -> None:
     """What it raises is told, behind everything else."""
     node = Stopped(tmp_path / "store", failing)
     with pytest.raises(RuntimeError, match=f"{failing} does not stop"):
         node.run()
-    assert sorted([*node.order, failing]) == ["admin", "broker", "consumers go", "nsq", "nsq_http", "remoting", "store"]
+    servers = ["admin", "lookup_peers", "nsq", "nsq_http", "remoting"]
+    assert sorted([*node.order[1:-2], failing]) == servers
     assert node.order[-2:] == ["broker", "store"]
 
 
