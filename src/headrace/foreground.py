@@ -38,6 +38,7 @@ class ReadyFile:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._written = -1  # what we wrote, open: no other file has its number meanwhile
 
     def require_writable(self) -> None:
         """Refuse a file that could not be written; better said now than when the store is open.
@@ -69,8 +70,10 @@ class ReadyFile:
         Raises:
             ConfigError: it cannot be removed.
         """
+        if self._path is None:
+            return
         try:
-            self.remove()
+            self._path.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"--ready-file {self._path} cannot be written: {error.strerror}; choose a folder this user can write to"
@@ -94,6 +97,7 @@ class ReadyFile:
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
+            self._written = os.open(beside, os.O_RDONLY | os.O_CLOEXEC)
             beside.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):  # the first error is the one to tell
@@ -101,9 +105,17 @@ class ReadyFile:
             raise ConfigError(f"--ready-file {path} cannot be written: {error.strerror}") from error
 
     def remove(self) -> None:
-        """Take the file away. Raises: OSError."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        """Take the file away, unless another process has put its own there. Raises: OSError."""
+        if self._path is None or self._written < 0:
+            return
+        try:
+            if os.path.samestat(self._path.lstat(), os.fstat(self._written)):
+                self._path.unlink()
+        except FileNotFoundError:
+            pass
+        finally:
+            os.close(self._written)
+            self._written = -1
 
 
 def spell(path: Path) -> str:
