@@ -103,6 +103,20 @@ def test_nsqd_flags_become_our_settings(tmp_path: Path, text: str) -> None:
     assert "topology-zone = z: not imported" in result.warnings[0]
 
 
+def test_a_comment_of_a_start_script_begins_a_word(tmp_path: Path) -> None:
+    """Else the rest of the line was dropped in silence."""
+    result, settings = imported(
+        tmp_path,
+        "#!/bin/sh\n# don't\nnsqd --data-path=/d#1 --tcp-address=:1 \\\n"
+        "  --log-prefix='a #b' --broadcast-address=\"c#\" # it's ours\n\t#--node-id=3\n",
+    )
+    assert settings.store.data_dir == Path("/d#1")
+    assert settings.nsq.tcp_address == ":1"
+    assert settings.nsq.broadcast_address == "c#"
+    assert settings.broker.node_id == -1
+    assert result.warnings == ()
+
+
 def test_nsqlookupds_of_nsqd_become_our_settings(tmp_path: Path) -> None:
     """nsq.md 8: the configuration file of nsqd has a list."""
     text = 'nsqlookupd_tcp_addresses = ["a:4160", "b:4160"]\nbroadcast_tcp_port = 14150\nbroadcast_http_port = 14151\n'
@@ -337,6 +351,7 @@ def test_every_spelling_of_the_segment_size_is_known(tmp_path: Path, key: str) -
         ("nsqd --data-path ${DATA:-/d}", "theirs:1: ${DATA:-/d} has another value"),
         ('exec nsqd --broadcast-address="$(hostname -f)"', "theirs:1: --broadcast-address=$(hostname -f) has"),
         ("exec nsqd -id `cat /id`", "theirs:1: `cat has another value"),
+        ("nsqd --data-path ~/nsq", "theirs:1: ~/nsq has another value"),
         (
             'nsqd \\\n --data-path="/x',
             "theirs:2: No closing quotation: a quotation ends on the line on which it begins",

@@ -24,8 +24,10 @@ from headrace.settings.validate import show, show_briefly, validate
 FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 PASSED_ON: Final = ("$@", "$*", "${@}", "${*}")
 """How start scripts give their own arguments to what they start."""
-SUBSTITUTED: Final = re.compile(r"\$[\w{(]|`")
+SUBSTITUTED: Final = re.compile(r"\$[\w{(]|`|^~")
 """In a word of which a shell makes another."""
+COMMENT: Final = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)|(?<!\S)#.*""")
+"""What is quoted, or a comment, which begins a word: within one a # stands for itself."""
 PROGRAMS: Final = ("nsqd", "nsqlookupd")
 """What start scripts run, each the name of its system."""
 PROPERTY: Final = re.compile(r"((?:[^\s=:\\]|\\.)+)\s*[=:\s]\s*(.*)")
@@ -253,7 +255,7 @@ def split_words(line: str, origin: str) -> list[str]:
         ConfigError: a quotation is not closed on the line.
     """
     try:
-        return shlex.split(line, comments=True)
+        return shlex.split(COMMENT.sub(lambda found: found[1] or "", line))
     except ValueError as exc:
         raise ConfigError(f"{origin}: {exc}: a quotation ends on the line on which it begins", origin=origin) from None
 
