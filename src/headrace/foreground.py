@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 STANDARD_ERROR: Final = 2
 READER_WAIT_MS: Final = 1_000
-PIECE_CHARACTERS: Final = 1_024
-"""In UTF-8 no more than a pipe takes at once when it is ready: a page."""
+PIECE_BYTES: Final = 4_096
+"""What a pipe takes at once when it is ready: a page. A longer write would wait for the reader."""
 
 _came_in_start: list[int] = []
 """Signals that were to end this process before it had a loop."""
@@ -161,14 +161,13 @@ class LogOutput:
             self._leave_out()
 
     def _put(self, text: str) -> None:
-        for at in range(0, len(text), PIECE_CHARACTERS):
+        data = text.encode(self._encoding, "backslashreplace")
+        while data:
             if not self._writable.poll(READER_WAIT_MS):
                 raise BlockingIOError
-            data = text[at : at + PIECE_CHARACTERS].encode(self._encoding, "backslashreplace")
-            while data:
-                taken = os.write(STANDARD_ERROR, data)
-                self._is_torn = data[taken - 1 : taken] != b"\n"
-                data = data[taken:]
+            taken = os.write(STANDARD_ERROR, data[:PIECE_BYTES])
+            self._is_torn = data[taken - 1 : taken] != b"\n"
+            data = data[taken:]
 
     def _leave_out(self) -> None:
         self._left_out += 1

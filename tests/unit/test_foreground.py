@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
-from headrace.foreground import ReadyFile
+import pytest
+
+from headrace.foreground import LogOutput, ReadyFile
 
 
 def test_a_ready_file_is_taken_away_by_who_wrote_it(tmp_path: Path) -> None:
@@ -30,3 +33,24 @@ def test_a_start_that_fails_takes_no_file_away_that_came_meanwhile(tmp_path: Pat
     path.write_text("another's")
     ready.remove()
     assert path.read_text() == "another's"
+
+
+def test_a_line_is_written_by_no_more_than_a_pipe_takes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an encoding spells by ten letters for one filled the pipe, and the event loop waited for its reader."""
+    write, sizes = os.write, []
+
+    def note(fd: int, data: bytes) -> int:
+        sizes.append(len(data))
+        return write(fd, data)
+
+    text = "\U0001f600" * 1_000 + "\n"
+    with (tmp_path / "log").open("ab") as file:
+        monkeypatch.setattr("headrace.foreground.STANDARD_ERROR", file.fileno())
+        monkeypatch.setattr(os, "write", note)
+        output = LogOutput()
+        monkeypatch.setattr(output, "_encoding", "ascii")
+        output.write(text)
+    assert (tmp_path / "log").read_bytes() == text.encode("ascii", "backslashreplace")
+    assert max(sizes) <= 4_096
