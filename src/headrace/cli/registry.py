@@ -27,9 +27,9 @@ def registry(ctx: click.Context, config: Path | None, free_ports: bool, ready_fi
     """Run a registry (RocketMQ: name server, NSQ: nsqlookupd) in the foreground until SIGTERM, SIGINT or SIGHUP.
 
     It listens on registry.address, registry.nsq_tcp_address and registry.nsq_http_address, tells its health and metrics
-    on registry.admin_address, and keeps nothing but ordered topics, in the folder namesrv of --data-dir. Brokers find
-    it through broker.registries and nsq.lookupd_addresses. Each registry needs a data directory of its own. Settings of
-    brokers, in a file that both share, are passed over.
+    on registry.admin_address, and keeps nothing but ordered topics and the names of its brokers, in the folder namesrv
+    of --data-dir. Brokers find it through broker.registries and nsq.lookupd_addresses. Each registry needs a data
+    directory of its own. Settings of brokers, in a file that both share, are passed over.
     """
     leave_at_signals()
     settings = read_settings(ctx, config).settings
