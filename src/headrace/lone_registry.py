@@ -74,7 +74,7 @@ class LoneRegistry:
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def open(self, on_claimed: Callable[[], None] | None = None) -> None:
-        """Read what is kept, bind the ports and claim the folder; needs no event loop.
+        """Bind the ports, claim the folder and read what is kept there; needs no event loop.
 
         Args:
             on_claimed: Called when ports and folder are this process's.

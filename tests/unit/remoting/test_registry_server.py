@@ -322,6 +322,20 @@ def test_two_registries_do_not_share_a_folder(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_second_registry_restores_nothing_that_the_first_is_about_to_replace(tmp_path: Path) -> None:
+    """It took the new file away, put the copy in its place, and was refused then: what was answered was gone."""
+    first = RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
+    first.claim()
+    folder = tmp_path / "namesrv"
+    (folder / "kvConfig.json.bak").write_text('{"configTable":{}}')
+    (folder / "kvConfig.json.tmp").write_text('{"configTable":{"ORDER_TOPIC_CONFIG":{"T":"broker-a:4"}}}')
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    with pytest.raises(StoreLockedError):
+        RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path).claim()
+    assert {path.name: path.read_text() for path in folder.iterdir()} == before
+    first.release()
+
+
 def test_a_new_folder_of_a_registry_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it answers as kept lies in it: a power cut took the folder, where its name was not synced."""
     synced: set[str] = set()
@@ -413,8 +427,12 @@ def test_damaged_configuration_refuses_the_start(tmp_path: Path, content: str) -
     file.parent.mkdir()
     file.write_text(content)
     with pytest.raises(SideFileError, match=r"kvConfig\.json: .*restore"):
-        RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
+        RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path).claim()
     assert file.read_text() == content
+    file.write_text("{}")
+    whole = RegistryServer(RegistrySettings(), Clock(), data_dir=tmp_path)
+    whole.claim()  # which the other one has not kept
+    whole.release()
 
 
 def test_stop_needs_no_thread_that_is_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

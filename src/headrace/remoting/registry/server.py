@@ -102,15 +102,11 @@ class RegistryServer(RequestServer[RegistryConnection]):
         rules: AccessRules | None = None,
         own_broker: str = "",
     ) -> None:
-        """Read what is kept; nothing is served before ``start``.
+        """Touch nothing: what is kept is read by ``claim``.
 
         Args:
             data_dir: Where the configuration is kept.
             own_broker: Name of the broker in this process, where it registers here and nowhere else.
-
-        Raises:
-            SideFileError: the configuration's file is damaged, and so is its copy.
-            OSError: it cannot be read.
         """
         super().__init__(
             "registry",
@@ -128,7 +124,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
         self._late_pace = LogPace(clock)
         self.awaited = AwaitedBrokers(settings.start_wait_ms)
         self.kv_path = data_dir / KV_FOLDER / KV_FILE
-        self.kv = self._load_kv()
+        self.kv = KvConfig(max_bytes=settings.max_kv_bytes)
         self.guard = Guard(rules, REGISTRY_NEEDS, clock) if rules is not None else None
         # A registry takes no messages, so the intake stays empty.
         self.limits = Limits((), max_frame_bytes=settings.max_frame_bytes, frame_setting="registry.max_frame_bytes")
@@ -149,15 +145,23 @@ class RegistryServer(RequestServer[RegistryConnection]):
     # -- life ----------------------------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Keep the configuration's folder from other registries; ``start`` does, unless it was done before.
+        """Keep the configuration's folder from other registries and read it; ``start`` does, unless it was done before.
+
+        Not read before: what is missing is restored from its copy, and who has the folder may be about to replace it.
 
         Raises:
             StoreLockedError: another registry keeps its configuration in the same place.
             StoreError: that place cannot be written.
+            SideFileError: the configuration's file is damaged, and so is its copy.
+            OSError: it cannot be read.
         """
         if self._lock_fd < 0:
             self._lock_fd = _lock_folder(self.kv_path.parent)
-            self.kv = self._load_kv()  # who had it before may have written since
+            try:
+                self.kv = self._load_kv()
+            except BaseException:
+                self.release()
+                raise
 
     def release(self) -> None:
         """Let other registries have the folder; ``stop`` does."""
@@ -168,11 +172,11 @@ class RegistryServer(RequestServer[RegistryConnection]):
     def require_unlocked(self) -> None:
         """Refuse a folder that another registry has; one that no registry has had yet is not touched.
 
-        Raises: as ``claim``.
+        Raises:
+            StoreLockedError, StoreError: as ``claim``.
         """
         if os.access(self.kv_path.parent / LOCK_FILE, os.F_OK):  # also not where we may not look: claiming says so
-            self.claim()
-            self.release()
+            release_lock(_lock_folder(self.kv_path.parent))
 
     async def start(self, where: str | socket.socket) -> None:
         """Listen on a bound socket or an address. Raises: as ``claim``."""
