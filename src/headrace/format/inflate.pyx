@@ -18,6 +18,7 @@ cdef enum:
     COMPRESSED = 0x1
     KIND_SHIFT = 8
     KIND_MASK = 0x7
+    DEFLATE_RATIO = 1032        # bytes that one of a deflated body stands for, at most
 
 cdef int64_t _MOST_OF_ONE = MAX_INFLATED_BYTES
 
@@ -44,6 +45,8 @@ def inflate_bodies(RecordBatch batch not None, int64_t most_bytes):
             failed += 1
             if isinstance(error, ValueError):
                 spent += _MOST_OF_ONE   # one that is too large was decompressed up to there
+            else:                       # one that zlib finds damaged, perhaps behind all that it stands for
+                spent += min(_MOST_OF_ONE, <int64_t>DEFLATE_RATIO * view.body_bytes)
             continue
         batch.pins.append(plain)
         view.body = plain
