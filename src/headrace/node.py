@@ -219,6 +219,9 @@ class Node:
             listeners=self.listeners,
         )
         nsq_facts = self._nsq_facts(started_at_ms)
+        # Before anybody is served: the rest waits for registries, for up to two seconds.
+        self._tick()
+        self._flush_in_time()
         await self._start_lookupd()
         if "nsq_tcp" in self._sockets:
             self.lookup_peers = self._make_lookup_peers(nsq_facts)
@@ -255,8 +258,6 @@ class Node:
             app = AdminHttp(self._status, sources)
             await self._start_http("admin", app, app.counters)
         self._lag.start(loop)
-        self._tick()
-        self._flush_in_time()
         self._work_came()
         self._status.phase = Phase.READY
 

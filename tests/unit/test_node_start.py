@@ -1,8 +1,10 @@
 """Starts that fail: each is one sentence that names the thing and the remedy."""
 
+import asyncio
 import errno
 import os
 import resource
+import socket
 from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
@@ -13,6 +15,7 @@ from headrace.errors import ConfigError, StoreError, StoreLockedError
 from headrace.net.http import HttpLimits
 from headrace.net.ports import bind_port
 from headrace.node import Node, run_node
+from headrace.remoting.assembly import RemotingAssembly
 from headrace.settings import AdminSettings, NsqSettings, RegistrySettings, RemotingSettings, Settings, StoreSettings
 from headrace.settings.validate import VIP_DISTANCE
 from headrace.store.store import Store
@@ -194,6 +197,33 @@ def test_http_peers_cannot_take_the_store_s_files(
     """At 1024 open files, 700 silent HTTP connections had the store fail to open its next segment."""
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (files, files))
     assert HttpLimits.within_open_files().connections == connections
+
+
+def test_a_start_that_waits_for_a_registry_keeps_time_for_whom_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients are served meanwhile: nothing was due for two seconds, nor flushed at level async."""
+    wait = RemotingAssembly.start
+
+    async def wait_for_registries(assembly: RemotingAssembly, sockets: dict[str, socket.socket]) -> None:
+        ticked, flushed = asyncio.Event(), asyncio.Event()
+        with monkeypatch.context() as patch:
+            patch.setattr(node.broker, "tick", lambda _read_ms: ticked.set())
+            patch.setattr(node.store, "request_flush", flushed.set)
+            await asyncio.wait_for(asyncio.gather(ticked.wait(), flushed.wait()), 10)
+        await wait(assembly, sockets)
+
+    monkeypatch.setattr(RemotingAssembly, "start", wait_for_registries)
+    node = Node(_settings(tmp_path), free_ports=True)
+    node.open()
+
+    async def run() -> None:
+        try:
+            await node.start()
+        finally:
+            await node.stop()
+
+    asyncio.run(run())
 
 
 def test_listeners_without_an_address_are_left_out() -> None:
