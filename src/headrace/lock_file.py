@@ -104,12 +104,14 @@ def _lock(fd: int) -> None:
 def lock_folder(path: Path) -> int:
     """Lock a folder; return the descriptor that holds the lock, -1 where its file system has none.
 
+    Blocks for up to LOOK_SECONDS where somebody has it.
+
     Raises:
         LockHeldError: a living process has it.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(fd)
     except BlockingIOError:
         os.close(fd)
         raise LockHeldError("", is_removed=True) from None
@@ -175,12 +177,23 @@ def owner_in(path: Path) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds a lock file, found without trying it where it can be: a try could make a start fail."""
+    """Whether a process holds a lock file, or only its folder still, as where the file was removed.
+
+    Found without trying it where it can be: a try could make a start fail.
+    """
     try:
-        found = path.stat()
         lines = LOCKS.read_text(encoding="ascii").splitlines()
     except OSError:
         return _owner_lives(path)
+    return _is_locked(path, lines) or _is_locked(path.parent, lines)
+
+
+def _is_locked(path: Path, lines: list[str]) -> bool:
+    """Whether a file or folder is locked, going by the lines of ``LOCKS``."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
     # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:131081 0 EOF"
     if any(f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino} " in line for line in lines):
         return True
@@ -200,12 +213,17 @@ def _is_in_container() -> bool:
 def _is_refused(path: Path) -> bool:
     """Whether a lock that others may share is refused; one that is not is given back at once."""
     try:
-        with path.open("rb") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
+    finally:
+        os.close(fd)
     return False
 
 
