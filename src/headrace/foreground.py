@@ -6,6 +6,7 @@ Ref: docs/running.md.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -163,9 +164,7 @@ class LogOutput:
     def _put(self, text: str) -> None:
         data = text.encode(self._encoding, "backslashreplace")
         while data:
-            if not self._writable.poll(READER_WAIT_MS):
-                raise BlockingIOError
-            taken = os.write(STANDARD_ERROR, data[:PIECE_BYTES])
+            taken = _write_piece(STANDARD_ERROR, self._writable, data)
             self._is_torn = data[taken - 1 : taken] != b"\n"
             data = data[taken:]
 
@@ -174,15 +173,28 @@ class LogOutput:
         LogOutput.left_out_total += 1
 
 
+def _write_piece(output: int, writable: select.poll, data: bytes) -> int:
+    """Write what an output takes at once; return how many bytes that is.
+
+    Raises:
+        BlockingIOError: who reads it has taken nothing for READER_WAIT_MS.
+        OSError: nobody reads it, or its disk takes nothing.
+    """
+    if not writable.poll(READER_WAIT_MS):
+        raise BlockingIOError(errno.EAGAIN, "nobody takes it")
+    return os.write(output, data[:PIECE_BYTES])
+
+
 def announce(text: str) -> None:
-    """Print that the process is ready. Whoever was to read it may be gone, which ends nothing."""
+    """Print that the process is ready. Whoever was to read it may be gone, or take nothing, which ends nothing."""
+    output, writable = sys.stdout.fileno(), select.poll()
+    writable.register(output, select.POLLOUT)
+    data = f"{text}\n".encode(sys.stdout.encoding, "backslashreplace")
     try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        while data:
+            data = data[_write_piece(output, writable, data) :]
     except OSError as error:
         logger.warning("standard output cannot be written, going on without it error=%s", error.strerror)
-        with Path(os.devnull).open("wb") as nothing:  # also for what is still buffered
-            os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -90,14 +90,35 @@ def test_output_that_takes_nothing_ends_nobody(
     assert "Traceback" not in one.errors.read_text()
 
 
-@COMMANDS
-def test_log_that_nobody_reads_holds_up_nobody(tmp_path: Path, started: list[Started], command: str) -> None:
-    """Who pages through the log, or stops its terminal, stopped the broker at the next line."""
-    os.mkfifo(tmp_path / "pager")
-    pager = os.open(tmp_path / "pager", os.O_RDWR | os.O_NONBLOCK)
+def stopped_pager(path: Path) -> int:
+    """Make a pipe whose reader takes nothing; return its descriptor."""
+    os.mkfifo(path)
+    pager = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):
         while True:
             os.write(pager, b"." * 4096)
+    return pager
+
+
+@COMMANDS
+@pytest.mark.parametrize("outputs", ["> pager", "> pager 2>&1"])
+def test_output_that_nobody_reads_holds_up_nobody(
+    tmp_path: Path, started: list[Started], command: str, outputs: str
+) -> None:
+    """The event loop waited in the line that says it is ready: no port answered, and no signal stopped it."""
+    pager = stopped_pager(tmp_path / "pager")
+    one = Started(tmp_path, command, shell=outputs)
+    started.append(one)
+    one.wait_ready()
+    time.sleep(0.2)  # the line comes after the file
+    assert one.ends_well_at(signal.SIGTERM)
+    os.close(pager)
+
+
+@COMMANDS
+def test_log_that_nobody_reads_holds_up_nobody(tmp_path: Path, started: list[Started], command: str) -> None:
+    """Who pages through the log, or stops its terminal, stopped the broker at the next line."""
+    pager = stopped_pager(tmp_path / "pager")
     one = Started(tmp_path, command, shell="2> pager")
     started.append(one)
     one.wait_ready()
