@@ -230,7 +230,8 @@ class StoreFiles:
             run_end = next((end for first, end in runs if first <= at < end), None)
             if run_end is None:
                 later = [first for first, _ in runs if first > at]
-                if at == start or not later:
+                is_given_up = self._epochs.behind(at) > at  # by a recovery, so there need not be a file
+                if not later or (at == start and not is_given_up):
                     self._map(at // self.segment_bytes * self.segment_bytes)  # raises if it is not there
                     return
                 at = later[0]

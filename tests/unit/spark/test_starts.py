@@ -322,6 +322,35 @@ def test_a_part_that_a_recovery_gave_up_is_no_loss(tmp_path):
     assert len(plan(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("part", ["1KiB", "64KiB", "0"])
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_batch_that_begins_in_a_part_that_a_recovery_gave_up(tmp_path, has_file, part):
+    """What lay behind the part was passed over without a word, or the file that nobody needs was missed."""
+    make_store(tmp_path, 2000)
+    given_up = tmp_path / "commitlog" / f"{SEGMENT:020d}"
+    given_up.write_bytes((SEGMENT.to_bytes(4) + record.BLANK_MAGIC.to_bytes(4)).ljust(SEGMENT, b"\0"))
+    if not has_file:
+        given_up.unlink()
+    epochs = [
+        {"epoch": 1, "first_physical_offset": 0},
+        {"epoch": 2, "first_physical_offset": 2 * SEGMENT, "previous_end_offset": SEGMENT - 100},
+    ]
+    write_side_file(tmp_path / "headrace" / "epochs.json", "epochs", epochs)
+    given = {"store": str(tmp_path), "scan": "log", "maxBytesPerPartition": part}
+    options = ReadOptions.parse({**given, "maxBytesPerTrigger": str(SEGMENT * 3 // 2)})
+    stream, batch = StreamReader(options, ("queue_offset",)), BatchReader(options, ("queue_offset",))
+    streamed = []
+    start = stream.initialOffset()
+    while (end := stream.latestOffset(start, stream.getDefaultReadLimit())) != start:
+        streamed += rows_of(stream, stream.partitions(start, end))
+        start = end
+    assert streamed == rows_of(batch, batch.partitions())
+
+
+def rows_of(reader, partitions):
+    return [row for p in partitions for found in reader.read(p) for row in found.to_pylist()]
+
+
 def test_rows_before_a_loss_at_the_end_are_kept(folder, monkeypatch):
     """What the decoder had gathered when the log's end went away was dropped."""
     root, at, end = folder
