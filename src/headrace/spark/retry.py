@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S: Final = 0.5
 _LONGEST_BACKOFF_S: Final = 5.0
+_MOST_DOUBLINGS: Final = 10
+"""No more are needed; of a thousand the pause would be no ``float`` any more."""
 _BUSY: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL))
 """Refusals that pass."""
 MAY_PASS: Final = (ConnectionLostError, RequestTimeoutError, RouteNotFoundError, RemotingRefusedError)
@@ -66,7 +68,7 @@ class Retry:
         if self.failures > self.retries and not self._has_moved(error):
             # The text has the cause; chained, Spark would show its traces, a page of them, before the sentence.
             raise BrokerGoneError(self.broker, self.what, self.failures, str(error)) from None
-        wait_s = min(_FIRST_BACKOFF_S * 2 ** (self.failures - 1), _LONGEST_BACKOFF_S)
+        wait_s = min(_FIRST_BACKOFF_S * 2 ** min(self.failures - 1, _MOST_DOUBLINGS), _LONGEST_BACKOFF_S)
         logger.warning(
             "not served, trying again broker=%s what=%s attempt=%d wait_s=%.1f error=%s",
             self.broker, self.what, self.failures, wait_s, error,

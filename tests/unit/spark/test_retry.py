@@ -78,3 +78,8 @@ def test_a_broker_that_has_served_since_may_move_again() -> None:
         retry_of.succeeded()
     with pytest.raises(BrokerGoneError):
         retry_of.failed(ConnectionLostError("3", "refused"))
+
+
+def test_a_broker_is_asked_however_often_it_is_said() -> None:
+    """Whoever said ten thousand times lost the query after 85 minutes: the pause was no number any more."""
+    assert len(ask_at(MovingCluster("old"), "new", 1100)) == 1102
