@@ -47,7 +47,7 @@ class Lag:
     """How far a query is behind.
 
     Attributes:
-        messages: Over all queues; of a log that is read as a whole, -1: nobody has counted them.
+        messages: Over all queues; with a log that is read as a whole, -1: nobody has counted them.
         size_bytes: About, by the size of records read before; exact for logs.
         lost: Messages that were gone before they were read, since the stream began.
         queues: Messages by topic, broker and queue id; of logs, bytes under an empty topic.
@@ -72,6 +72,7 @@ def lag_of_progress(progress: Any) -> Lag:
     """Return the same of a progress, as an object or as a dict."""
     queues: dict[tuple[str, str, int], int] = {}
     messages = size_bytes = lost = 0
+    has_log = False
     for end, latest in _positions(progress):
         lost += end.lost
         if latest is None:
@@ -82,9 +83,9 @@ def lag_of_progress(progress: Any) -> Lag:
                 messages += behind
                 size_bytes += behind * end.record_bytes.get(key.topic, UNKNOWN_RECORD_BYTES)
             else:
-                messages = -1
+                has_log = True
                 size_bytes += behind
-    return Lag(messages, size_bytes, lost, queues)
+    return Lag(-1 if has_log else messages, size_bytes, lost, queues)
 
 
 def _positions(progress: Any) -> Iterator[tuple[Position, Position | None]]:

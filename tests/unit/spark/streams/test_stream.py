@@ -35,7 +35,7 @@ from headrace.spark.partitions import PartitionReader
 from headrace.spark.reader import BatchReader
 from headrace.spark.source import HeadraceDataSource
 from headrace.spark.streams.positions import Position, QueueKey
-from headrace.spark.streams.progress import ProgressListener
+from headrace.spark.streams.progress import ProgressListener, lag_of_progress
 from headrace.spark.streams.stream import StreamReader
 
 if TYPE_CHECKING:
@@ -1065,6 +1065,18 @@ def test_listeners_of_a_query_with_two_sources(caplog: pytest.LogCaptureFixture)
     report()
     assert brokers.committed == {("g", "t", 0): 5, ("g", "u", 0): 3}
     assert [record.getMessage()[:26] for record in caplog.records] == ["query with several sources"]
+
+
+def test_the_lag_of_a_query_over_a_log_and_topics_is_not_counted_in_messages() -> None:
+    """It was the messages of those sources that come behind the log, less one."""
+    log = [Position(is_log=True, offsets={QueueKey.of_log(BROKER): high}).to_json() for high in (100, 350)]
+    topics = [Position(offsets={QueueKey("t", BROKER, 0): high}).to_json() for high in (5, 12)]
+    sources = [{"endOffset": json.dumps(end), "latestOffset": json.dumps(latest)} for end, latest in (log, topics)]
+    for order in (sources, sources[::-1]):
+        found = lag_of_progress({"sources": order})
+        assert found.messages == -1
+        assert found.queues == {("", BROKER, -1): 250, ("t", BROKER, 0): 7}
+    assert lag_of_progress({"sources": sources[1:]}).messages == 7
 
 
 def test_columns_beside_another_schema_are_refused() -> None:
