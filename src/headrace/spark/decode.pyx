@@ -931,9 +931,10 @@ cdef class Decoder:
         cdef object validity = None
         cdef int64_t rows = self._count
         cdef int64_t nulls = column.nulls
-        if column.validity != NULL:
-            validity = hand_over(column.validity, <size_t>(rows + 7) // 8, 0)
-            column.validity = NULL
+        cdef uint8_t* bits = column.validity
+        if bits != NULL:
+            column.validity = NULL      # before it has another owner, who frees it if the hand-over fails
+            validity = hand_over(bits, <size_t>(rows + 7) // 8, 0)
         column.nulls = 0
         if column.layout == L_MAP:
             return self._map_array(column, type_, rows)

@@ -101,3 +101,24 @@ def test_small_batches_keep_nothing() -> None:
         "print(spare_bytes())\n"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"
+
+
+@pytest.mark.parametrize("taken", range(7))
+def test_memory_that_is_not_handed_over_is_freed_once(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bitmap of nulls was freed twice, and with it went the process."""
+    hand_over = pa.foreign_buffer
+    count = iter(range(100))
+
+    def fail(*buffer: object) -> pa.Buffer:
+        if next(count) == taken:
+            raise MemoryError
+        return hand_over(*buffer)
+
+    decoder = Decoder(["tags", "keys", "queue_offset"])
+    decoder.feed_records(records(20_000, body=b"", every=7))
+    monkeypatch.setattr(pa, "foreign_buffer", fail)
+    with pytest.raises(MemoryError):
+        decoder.finish()
+    del decoder
+    monkeypatch.undo()
+    assert decode(records(100, body=b"", every=7)).num_rows == 100
