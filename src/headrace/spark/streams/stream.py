@@ -280,7 +280,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 backlogs.append(Backlog(key, first, queue.high))
         self._admit(backlogs, end, isinstance(limit, ReadAllAvailable))
         end.lost += continuity.lost
-        if end.offsets == begin.offsets and end.lost == begin.lost:
+        is_known = not any(map(continuity.has_other_store, state.values()))  # else it would be said with each look
+        if is_known and end.offsets == begin.offsets and end.lost == begin.lost:
             return start
         if end.is_log:
             end.segments = {broker: found.segment_bytes for broker, found in state.items()}

@@ -359,6 +359,20 @@ def test_topics_that_a_replaced_store_gets_later_are_read_from_their_beginning()
     assert stream.latestOffset(last, ALL) == last
 
 
+def test_a_replaced_store_without_a_message_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a query that had read nothing yet it was said with each look, several times a second."""
+    brokers = Brokers({"t": {0: (0, 0)}})
+    stream = reader(brokers, startingOffsets="earliest", failOnDataLoss="false")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    brokers.store_id = "s2"
+    stream = reader(brokers, failOnDataLoss="false")
+    for _ in range(3):
+        later = stream.latestOffset(end, ALL)
+        assert stream.partitions(end, later) == []
+        end = later
+    assert sum("another store" in record.getMessage() for record in caplog.records) == 2  # the broker, and its queue
+
+
 @pytest.mark.parametrize("is_once", [True, False])
 def test_least_rows_are_not_waited_for_by_a_query_that_runs_once(*, is_once: bool) -> None:
     """spark.md 1.5: own limits do not count with ReadAllAvailable, or such a query would never read anything."""
