@@ -235,6 +235,26 @@ def test_idle_polling_makes_few_calls(orders):
     assert calls_a_second(stream, spelled(stream.initialOffset())) <= 10
 
 
+def test_waiting_for_more_rows_makes_few_calls(orders):
+    """Each message ended the broker's waiting, so it was asked whenever Spark asked, 80 times a second."""
+    stream = reader(orders, startingOffsets="earliest", minOffsetsPerTrigger="1000000")
+    start = spelled(stream.initialOffset())
+    assert latest(stream, start) == start
+    stop = threading.Event()
+
+    def produce():
+        while not stop.is_set():
+            send(orders, "orders", ["more"])
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        assert calls_a_second(stream, start) <= 10
+    finally:
+        stop.set()
+        producer.join()
+
+
 @pytest.mark.parametrize("selection", [{"topicPattern": "ord.*"}, {"assign": '{"orders": {"broker-a": [1]}}'}])
 def test_what_is_not_selected_is_no_news(orders, selection):
     """A broker compares all that it has with what a reader knows."""

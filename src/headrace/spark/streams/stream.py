@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_MS: Final = 400
 FRESH_S: Final = 0.1
-"""State this young is not asked for again while there is something to read."""
+"""State this young is not asked for again while there is something to read, be it too little yet."""
 STORE_PAUSE_S: Final = 0.2
 SAMPLE_EVERY_S: Final = 60.0
 UNREADABLE_EVERY_S: Final = 60.0
@@ -208,10 +208,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         state = self._state
         if state is None:
             state = self._look(begin)
-        elif not self._has_backlog(begin, state) or (may_wait and self._waits_for_more(begin, state)):
+        elif not self._has_backlog(begin, state):
             state = self._look(wait_ms=WAIT_MS)
         elif time.monotonic() - self._state_at_s > FRESH_S:
-            state = self._look()
+            state = self._look(wait_ms=WAIT_MS if may_wait and self._waits_for_more(begin, state) else 0)
         if may_wait and self._waits_for_more(begin, state):
             return start
         return self._advance(begin, start, state, limit)
