@@ -88,11 +88,13 @@ class QueueReading:
         """Ask for pieces of the range, several ahead; what an answer leaves out is asked for on another connection."""
         # Half of what may come: sizes vary, and an answer that stops early costs a round trip.
         rows = max(1, min(65_536, self.pull_bytes // 2 // max(wanted.record_bytes, 1)))
-        pieces = [(low, min(low + rows, wanted.end)) for low in range(at, wanted.end, rows)]
-        requests = [self._request(wanted, low, high) for low, high in pieces]
+        starts = range(at, wanted.end, rows)
+        # Made as they are sent: of a queue that is one task's there may be very many.
+        requests = (self._request(wanted, low, min(low + rows, wanted.end)) for low in starts)
         beside: Cluster | None = None
         try:
-            for (low, high), response in zip(pieces, client.call_many(requests, connections.WINDOW), strict=True):
+            for low, response in zip(starts, client.call_many(requests, connections.WINDOW), strict=True):
+                high = min(low + rows, wanted.end)
                 while True:
                     records, reached = self._answer(response, wanted, low, high, client.address)
                     yield records, low, reached

@@ -7,6 +7,7 @@ where it has come to.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from headrace.errors import ConfigError
@@ -61,9 +62,10 @@ def log_chunks(
     while True:
         try:
             client = cluster.client(cluster.broker_address(broker))
-            sizes = list(_log_ranges(at, stop, chunk_bytes, segment_bytes))
-            requests = [read_log_request(offset, size, group=source.group, broker=broker) for offset, size in sizes]
-            for (offset, size), response in zip(sizes, client.call_many(requests, connections.WINDOW), strict=True):
+            ranges = partial(_log_ranges, at, stop, chunk_bytes, segment_bytes)
+            # Made as they are sent: of a whole log there may be very many.
+            requests = (read_log_request(offset, size, group=source.group, broker=broker) for offset, size in ranges())
+            for (offset, size), response in zip(ranges(), client.call_many(requests, connections.WINDOW), strict=True):
                 _require_log(response, broker, offset, stop, client.address)
                 retry.succeeded()
                 segment_bytes = int(response.ext["segmentBytes"])
@@ -74,8 +76,6 @@ def log_chunks(
                 at = following
                 if at_end or at != offset + size:
                     break  # the end, a file's end, or a part without a file: the other requests are not what is wanted
-            else:
-                at_end = not sizes
             if at_end or (at >= stop and at % segment_bytes == 0):
                 return
         except MAY_PASS as error:
@@ -83,7 +83,7 @@ def log_chunks(
 
 
 def _log_ranges(at: int, stop: int, chunk_bytes: int, segment_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield (offset, size) of requests from ``at`` on; none crosses a file's end.
+    """Yield (offset, size) of requests from ``at`` on, one at least; none crosses a file's end.
 
     The first request of all asks for little, since it is the one that learns where files end.
     """

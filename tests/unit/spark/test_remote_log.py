@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -97,6 +98,19 @@ def test_what_an_answer_leaves_out_is_asked_for(broker: LogBroker) -> None:
     found = chunks(250, 3300, 300)
     assert b"".join(data for _, data in found) == broker.log[250:3500]
     assert all(at + len(data) == following for (at, data), (following, _) in pairwise(found))
+
+
+def test_a_long_part_takes_no_more_memory_than_a_short_one(broker: LogBroker) -> None:
+    """Every request was made before the first was sent; with maxBytesPerPartition=0 a task reads a whole log."""
+    found = ServersSource("r:1", retries=0).chunks("b", 0, 3500, 1)
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            next(found)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
 
 
 def test_a_part_without_a_file_is_left_out(broker: LogBroker) -> None:
