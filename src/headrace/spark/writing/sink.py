@@ -102,8 +102,8 @@ def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **op
             "write_batch cannot find the id of the query: call it in the function of foreachBatch, or give txn_id",
             key="txnId",
         )
-    identity = (_run_of(session), txn, given.topic)
-    if identity[0] is not None and _batches.get(identity) == batch_id:
+    identity, written = (txn, given.topic), (_run_of(session), batch_id)
+    if written[0] is not None and _batches.get(identity) == written:
         # A broker, or who reads, would take every row of it for a duplicate.
         raise ConfigError(
             f"micro-batch {batch_id} was written to topic {given.topic!r} as {txn!r} before: give every write_batch of "
@@ -111,11 +111,11 @@ def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **op
             key="txnId",
         )
     writer.option("txnId", txn).option("epoch", str(batch_id)).save()
-    _batches[identity] = batch_id
+    _batches[identity] = written
 
 
-_batches: dict[tuple[str | None, str, str | None], int] = {}
-"""The last micro-batch that ``write_batch`` wrote: by run of the query, identity and topic."""
+_batches: dict[tuple[str, str | None], tuple[str | None, int]] = {}
+"""The last micro-batch that ``write_batch`` wrote, and the run of its query: by identity and topic."""
 
 
 def _run_of(session: SparkSession) -> str | None:
