@@ -84,13 +84,14 @@ class StoreFiles:
         self.broker = broker or root.resolve().name
         self._layout = StoreLayout(root)
         self._folder = self._layout.commit_log
-        if not self._folder.is_dir():
-            raise StoreError(f"{root} is no store: it has no folder commitlog; name the broker's --data-dir")
         self.store_id = ""
         self.epoch = 0
         self.segment_bytes = 0
         self._epochs = Epochs()
-        self._load_identity()
+        with _required(self._folder):
+            if not self._folder.is_dir():
+                raise StoreError(f"{root} is no store: it has no folder commitlog; name the broker's --data-dir")
+            self._load_identity()
 
     def _load_identity(self) -> None:
         identity = read_side_file(self._layout.identity, "store", "copy store.json.bak over it")
@@ -110,12 +111,10 @@ class StoreFiles:
             self.segment_bytes = sizes[0] if sizes else 1 << 30
 
     def _segment_paths(self) -> list[Path]:
-        try:
+        with _required(self._folder):
             # Where a log begins and ends that is none of ours only its files say.
             others = [] if self.store_id else [path for path in no_log_files(self._folder) if not path.is_dir()]
             paths = log_files(self._folder)
-        except OSError as error:
-            raise StoreError(f"{self._folder} cannot be read: {error.strerror}") from error
         if others:
             raise StoreError(
                 f"{others[0]} is no file, or a link that leads to none: put back what belongs there, or mount its disk"
@@ -126,11 +125,15 @@ class StoreFiles:
         """Return the topics that there are, None if the folder holds nothing but logs.
 
         ``config/topics.json`` knows a new one within 100 ms, folders of queues come with the next checkpoint.
+
+        Raises:
+            StoreError: the folders of queues cannot be read.
         """
         folder = self._layout.consume_queues
         found = set()
-        if folder.is_dir():
-            found = {topic for topic, _ in topic_folders(folder)}
+        with _required(folder):
+            if folder.is_dir():
+                found = {topic for topic, _ in topic_folders(folder)}
         with contextlib.suppress(OSError, ValueError, AttributeError):
             content = fastjson.loads((self._layout.config / "topics.json").read_bytes())
             found.update(content.get("topicConfigTable") or ())
@@ -142,7 +145,8 @@ class StoreFiles:
         Raises:
             StoreError: a file is not one of this log, or cannot be read.
         """
-        end = self._visible_end()
+        with _required(self._folder):
+            end = self._visible_end()
         runs: list[tuple[int, int]] = []
         for path in self._segment_paths():
             first = int(path.name)
@@ -221,7 +225,7 @@ class StoreFiles:
         that is not there is left out.
 
         Raises:
-            DataLossError: the first file is gone, or a file is shorter than what it must have.
+            DataLossError: the first file is gone and no recovery gave it up, or a file is shorter than it must be.
             StoreError: a file cannot be read.
         """
         runs = self.extent().runs
@@ -254,6 +258,19 @@ class StoreFiles:
                     first_offset=at,
                     end_offset=end,
                 )
+
+
+@contextlib.contextmanager
+def _required(folder: Path) -> Iterator[None]:
+    """Have what the system does not let be read of a store be an error of the store, which names it.
+
+    Raises:
+        StoreError: it is so.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
 
 
 _last_records: Final[dict[str, tuple[int, int]]] = {}

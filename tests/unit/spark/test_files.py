@@ -1,5 +1,6 @@
 """A store's folder read without its broker: extents, durable end, missing files."""
 
+import errno
 import os
 import struct
 import zlib
@@ -248,6 +249,31 @@ def test_what_is_no_store_is_named(tmp_path):
         (tmp_path / "commitlog" / segment_name(number * 100)).write_bytes(bytes(size))
     with pytest.raises(StoreError, match=r"files of 100"):
         StoreFiles(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["headrace/store.json", "headrace/durable"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name):
+    make_store(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to((tmp_path / name).name)
+    with pytest.raises(StoreError, match=f"{name} cannot be read"):
+        StoreFiles(tmp_path).extent()
+
+
+@pytest.mark.parametrize("name", ["commitlog", "consumequeue"])
+def test_a_folder_that_may_not_be_looked_at_is_named(tmp_path, name, monkeypatch):
+    """Spark runs as another user than the broker: of a stream Spark told then of a local variable of its own."""
+    make_store(tmp_path)
+    is_dir = type(tmp_path).is_dir
+
+    def refuse(path):
+        if path.name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(type(tmp_path), "is_dir", refuse)
+    with pytest.raises(StoreError, match=f"{tmp_path / name} cannot be read: Permission denied"):
+        StoreFiles(tmp_path).topics()
 
 
 def test_what_is_no_topic_is_not_listed(tmp_path):
