@@ -63,13 +63,14 @@ class Encoder:
             topic: Where all rows go; the role topic is then not read.
             key_prefix: What keys are made of, with 12 hexadecimal digits for the row's number, where a row has none.
             key_required: A row without a unique key is an error.
-            delayed_apart: Delayed rows have destinations of their own.
+            delayed_apart: Delayed rows, and those above ``max_body_bytes``, have destinations of their own.
             batch_bytes: A body is sealed before it is longer, unless it is one message.
             batch_rows: Most messages of a body, up to 65,535.
             stored_bytes: Most bytes, about, that a body takes in the log.
-            max_message_bytes: A longer message is an error; all of its 22 fixed bytes, body and properties count.
+            max_message_bytes: A longer body is an error.
             held_bytes: All bodies are sealed when they have more together.
-            max_body_bytes: The longest plain batch that brokers take: with ``delayed_apart`` a longer row goes alone.
+            max_body_bytes: The longest plain batch that brokers take; of a row its 22 fixed bytes, body and properties
+                count.
         """
 
     @property
@@ -77,7 +78,7 @@ class Encoder:
         """Bytes that wait to be sealed."""
 
     def place(self, destination: int) -> tuple[str, int, bool]:
-        """Return topic, index of the queue in its route, and whether it is for delayed rows."""
+        """Return topic, index of the queue in its route, and whether it is for the rows of ``delayed_apart``."""
 
     def feed(self, batch: Any) -> list[Sealed]:
         """Encode an Arrow batch (whatever has ``__arrow_c_array__``) and return the bodies that became full.
