@@ -127,10 +127,7 @@ class QueueReading:
         reached = int(response.ext["nextOffset"])
         skipped = int(response.ext.get("skipped", 0))
         if skipped:
-            logger.warning(
-                "queue offsets without a record topic=%s queue_id=%d broker=%s from=%d to=%d count=%d",
-                wanted.topic, wanted.queue_id, wanted.broker, low, reached, skipped,
-            )  # fmt: skip
+            _tell_skipped(wanted, low, reached, skipped)
         if reached <= low:
             # Nothing there although the queue is longer: what was planned is gone.
             return response.body, self._step_over(
@@ -186,11 +183,20 @@ class QueueReading:
                 and found.next_offset > low
             ):
                 at = min(found.next_offset, wanted.end)
+                if not found.records and not self.tags:  # as where a file of its log is gone: nothing is left out here
+                    _tell_skipped(wanted, low, at, at - low)
             elif found.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 continue
             else:
                 at = self._step_over(wanted, low, wanted.end, found.min_offset, found.max_offset)
             yield found.records, low, at
+
+
+def _tell_skipped(wanted: QueueRange, low: int, reached: int, count: int) -> None:
+    logger.warning(
+        "queue offsets without a record topic=%s queue_id=%d broker=%s from=%d to=%d count=%d",
+        wanted.topic, wanted.queue_id, wanted.broker, low, reached, count,
+    )  # fmt: skip
 
 
 def _is_gone(code: int, remark: str, queue_id: int) -> bool:

@@ -180,6 +180,24 @@ def test_offsets_without_a_record_are_counted(monkeypatch: Any, caplog: Any) -> 
     assert "messages lost" not in caplog.text
 
 
+@pytest.mark.parametrize("code", [ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_NOT_FOUND])
+@pytest.mark.parametrize(("tags", "told"), [("", [30]), ("paid", [])])
+def test_a_pull_that_goes_on_without_a_record_is_told(
+    code: int, tags: str, told: list[int], monkeypatch: Any, caplog: Any
+) -> None:
+    """RocketMQ answers so where files of its log are gone, whose entries its queue has still; and beside a filter."""
+
+    class Removing(ShortQueue):
+        def pull(self, broker: str, group: str, topic: str, queue_id: int, at: int, most: int, tags: str) -> Pulled:
+            if at < 30:
+                return Pulled(code, 30, self.low, self.high, b"")
+            return super().pull(broker, group, topic, queue_id, at, most, tags)
+
+    found = read(Removing(0, 100, is_headrace=False), monkeypatch, tags=tags)
+    assert sum(len(records) for records, _, _ in found) == 70
+    assert [record.args[-1] for record in caplog.records] == told
+
+
 def test_a_pull_that_is_to_be_made_again_is(monkeypatch: Any) -> None:
     broker = ShortQueue(0, 100, is_headrace=False)
     broker.retries = 2
