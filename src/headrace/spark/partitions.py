@@ -48,12 +48,16 @@ class QueuePartition(InputPartition):
 
 
 class LogPartition(InputPartition):
-    """A range of one broker's log; of a stream, its rows that were stored at ``start_ms`` or after."""
+    """A range of one broker's log.
 
-    def __init__(self, split: LogSplit, start_ms: int | None = None) -> None:
+    Of a stream, its rows that were stored at ``start_ms`` or after; of ``topics``, unless they are the reader's.
+    """
+
+    def __init__(self, split: LogSplit, start_ms: int | None = None, topics: tuple[str, ...] | None = None) -> None:
         super().__init__((split.broker, split.start, split.end))
         self.split = split
         self.start_ms = start_ms
+        self.topics = topics
 
 
 def cut_queues(ranges: Iterable[QueueRange], options: ReadOptions, *, is_stream: bool = False) -> list[QueuePartition]:

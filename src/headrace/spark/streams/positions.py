@@ -59,6 +59,7 @@ class Position:
         lost: Messages that were gone before they were read, since the stream began (``lost``).
         segments: Size of the files of each broker's log (``segments``).
         start_ms: Rows of logs stored before it are not the stream's, in ms since 1970 (``since``).
+        names: Topics of the batch that ends here, where a pattern chose them among those of a folder (``names``).
     """
 
     is_log: bool = False
@@ -70,6 +71,7 @@ class Position:
     lost: int = 0
     segments: dict[str, int] = field(default_factory=dict)
     start_ms: int | None = None
+    names: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what goes into the checkpoint."""
@@ -82,6 +84,8 @@ class Position:
             found["log"] = {key.broker: offset for key, offset in sorted(self.offsets.items())}
         if self.lost:
             found["lost"] = self.lost
+        if self.names is not None:
+            found["names"] = list(self.names)
         if not self.is_log:
             found["q"] = _nested(self.offsets)
         if self.segments:
@@ -123,6 +127,7 @@ class Position:
                 lost=int(found.get("lost", 0)),
                 segments=_by_name(found.get("segments", {})),
                 start_ms=None if found.get("since") is None else int(found["since"]),
+                names=None if found.get("names") is None else tuple(map(str, found["names"])),
             )
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             raise PositionError(f"the checkpoint's offset is not one of format headrace: {found!r}") from error

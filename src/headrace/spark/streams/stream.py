@@ -251,7 +251,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _advance(self, begin: Position, start: dict[str, Any], state: Snapshot, limit: ReadLimit) -> dict[str, Any]:
         self._tell_unknown(begin, state)
         continuity = Continuity(begin, self.options.fail_on_data_loss)
-        end = replace(begin, offsets=dict(begin.offsets), record_bytes={}, first={}, segments={})
+        names = None if self.options.topic_pattern is None else self._log_topics
+        end = replace(begin, offsets=dict(begin.offsets), record_bytes={}, first={}, segments={}, names=names)
         for broker, found in state.items():
             if found.missing != self._missing.get(broker, ()):
                 log = QueueKey.of_log(broker)
@@ -407,7 +408,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             extent = LogExtent(broker, segment_bytes, ((first, reached),))
             for low, high in cut(extent, first, reached, size):
                 split = LogSplit(source, broker, low, high, segment_bytes)
-                partitions.append(LogPartition(split, until.start_ms))
+                partitions.append(LogPartition(split, until.start_ms, until.names))
         return partitions
 
     def _require_order(self, key: QueueKey, first: int | None, reached: int) -> int:
@@ -434,10 +435,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition, in a task. Raises: as ``PartitionReader.read``."""
-        # The option says where the stream began: a query that is started again with another one reads the same rows.
-        start_ms = partition.start_ms if isinstance(partition, LogPartition) else None
+        # The option says where the stream began, and a pattern now takes topics that came since: a query that is
+        # started again reads the same rows.
+        start_ms, topics = None, self._log_topics
+        if isinstance(partition, LogPartition):
+            start_ms = partition.start_ms
+            topics = topics if partition.topics is None else partition.topics
         options = replace(self.options, starting_timestamp=start_ms)
-        return PartitionReader(options, self.columns, self._log_topics).read(partition)
+        return PartitionReader(options, self.columns, topics).read(partition)
 
     # Behind the last batch
 

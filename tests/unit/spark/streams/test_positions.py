@@ -32,7 +32,7 @@ def test_text_is_what_sentences_call_a_queue() -> None:
         {"q": []}, {"q": {"orders": 5}}, {"q": {"orders": {"broker-a": {"x": 1}}}}, {"log": [1]}, {"topics": "x"},
         {"topics": {"orders": 5}}, {"topics": {"orders": {"broker-a": "x"}}}, {"stores": {"broker-a": 5}},
         {"bytes": {"orders": "x"}}, {"bytes": 3}, {"segments": [1]}, {"segments": {"broker-a": None}}, {"first": 7},
-        {"lost": "x"}, {"since": []}, {"stores": {"broker-a": {"a": 1}}}, {"since": 1e400},
+        {"lost": "x"}, {"since": []}, {"stores": {"broker-a": {"a": 1}}}, {"since": 1e400}, {"names": 5},
     ],
     ids=str,
 )  # fmt: skip
@@ -50,7 +50,8 @@ def test_what_a_checkpoint_holds_is_read_again() -> None:
     }  # fmt: skip
     assert Position.from_json(found).to_json() == found
     log = {
-        "first": {"": {"broker-a": {"0": 3}}}, "log": {"broker-a": 7}, "segments": {"broker-a": 1 << 20}, "v": 1,
+        "first": {"": {"broker-a": {"0": 3}}}, "log": {"broker-a": 7}, "names": ["orders"],
+        "segments": {"broker-a": 1 << 20}, "v": 1,
     }  # fmt: skip
     read = Position.from_json(log)
     assert (read.to_json(), read.first, read.offsets) == (log, {A_LOG: 3}, {A_LOG: 7})

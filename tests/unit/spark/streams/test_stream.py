@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +26,7 @@ from headrace.errors import (
     RouteNotFoundError,
     TopicNotFoundError,
 )
-from headrace.format.names import TEMPLATE_TOPICS
+from headrace.format.names import TEMPLATE_TOPICS, segment_name
 from headrace.remoting.blocking import Cluster, Pulled, QueueStats, require
 from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode, ResponseCode
@@ -37,6 +39,7 @@ from headrace.spark.source import HeadraceDataSource
 from headrace.spark.streams.positions import Position, QueueKey
 from headrace.spark.streams.progress import ProgressListener, lag_of_progress
 from headrace.spark.streams.stream import StreamReader
+from tests.support.record_rows import lay_log
 
 if TYPE_CHECKING:
     from headrace.spark.scan import ServersSource
@@ -233,6 +236,32 @@ def test_a_logs_start_time_is_in_the_offset() -> None:
     for begin, until in ((start, end), (again.initialOffset(), end), (end, later)):
         assert {p.start_ms for p in again.partitions(begin, until)} == {77}  # type: ignore[attr-defined]
     assert Position.from_json(json.loads(json.dumps(later))).start_ms == 77
+
+
+def test_a_batch_of_a_folder_has_the_topics_that_a_pattern_chose_when_it_was_planned(tmp_path: Path) -> None:
+    """Run again by another start it had rows of topics that had come since: a sink that numbers rows lost some."""
+    topics = [b"ta", b"tb"] * 3
+    raw, _ = lay_log([{"body": b"", "topic": topic, "queue_offset": i} for i, topic in enumerate(topics)], 1 << 20)
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / segment_name(0)).write_bytes(raw.ljust(1 << 20, b"\0"))
+    (tmp_path / "consumequeue" / "ta").mkdir(parents=True)
+    options = ReadOptions.parse({"store": str(tmp_path), "brokerName": BROKER, "topicPattern": "t."})
+
+    def read(begin: dict[str, Any], until: dict[str, Any]) -> list[str]:
+        stream = pickle.loads(pickle.dumps(StreamReader(options, ("topic",))))  # another one than plans
+        batches = [
+            batch for p in StreamReader(options, ("topic",)).partitions(begin, until) for batch in stream.read(p)
+        ]
+        return [row["topic"] for batch in batches for row in batch.to_pylist()]
+
+    first = StreamReader(options, ("topic",))
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    assert read(start, end) == ["ta"] * 3
+    (tmp_path / "consumequeue" / "tb").mkdir()
+    assert read(start, json.loads(json.dumps(end))) == ["ta"] * 3
+    assert read(start, StreamReader(options, ("topic",)).latestOffset(start, ALL)) == ["ta", "tb"] * 3
+    assert read(start, end | {"names": []}) == []
 
 
 def test_the_start_time_filters_no_rows_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
