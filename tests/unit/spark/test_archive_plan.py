@@ -130,6 +130,25 @@ def test_log_that_lost_its_end(store, config):
     assert resume(replace(config, on_data_loss="continue")).splits[-1][2] == end - 1000
 
 
+def test_nothing_is_covered_behind_the_end_of_a_log_that_lost_it(store, config):
+    """New messages come to lie there: an epoch that covered their offsets would leave them out for good."""
+    root, end = store
+    leave_plan(config, splits=[("b", 0, end - 1000), ("b", end - 1000, end)])
+    write_mark(root, end - 1000)
+    plan = resume(replace(config, on_data_loss="continue"))
+    assert plan.brokers == {"b": BrokerRange(start=0, end=end - 1000, store_id=ID)}
+    assert (plan.bytes, plan.missing_bytes) == (end - 1000, 0)
+
+
+def test_an_epoch_does_not_end_before_it_begins(store, config):
+    """As where a log whose beginning had been removed has lost everything else."""
+    root, end = store
+    leave_plan(config, starts={"b": 5000}, splits=[("b", 5000, end)])
+    write_mark(root, 0)
+    plan = resume(replace(config, on_data_loss="continue"))
+    assert plan.brokers == {"b": BrokerRange(start=5000, end=5000, store_id=ID)}
+
+
 def test_plan_of_another_store_is_refused(store, config):
     leave_plan(config, store_ids={"b": "cd" * 16})
     with pytest.raises(ConfigError, match="another store of broker 'b'"):

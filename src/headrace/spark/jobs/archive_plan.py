@@ -130,7 +130,8 @@ def fit_plan(plan: Plan, extents: Mapping[str, LogExtent], config: Config) -> Pl
     """Return the plan of a run that did not end without what the logs have lost since.
 
     A broker that is away is left out: the next run plans its log anew. Of one that has lost all that was planned an
-    empty range stays, so that the epoch covers the loss.
+    empty range stays, so that the epoch covers the loss, but nothing behind the end of the log: what will lie there is
+    none of that.
 
     Raises:
         DataLossError: a log has lost something, and ``on_data_loss`` does not say to go on.
@@ -143,7 +144,9 @@ def fit_plan(plan: Plan, extents: Mapping[str, LogExtent], config: Config) -> Pl
         there = [(max(start, low), min(end, high)) for low, high in extent.runs if low < end and high > start]
         if there != [(start, end)] and config.on_data_loss != "continue":
             raise lost_range(extent, start, end)
-        splits += [(broker, first, last) for first, last in there] or [(broker, end, end)]
+        known_end = max([extent.end, *(high for _, high in extent.missing)])
+        covered = max(plan.starts[broker], min(end, known_end))
+        splits += [(broker, first, last) for first, last in there] or [(broker, covered, covered)]
     return replace(plan, splits=splits, lost_ends=lost_ends_of(extents))
 
 
