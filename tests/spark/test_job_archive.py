@@ -324,6 +324,10 @@ def test_delta_table_follows_the_manifest(spark, broker, config):
     assert table.version() == 1
     assert table.transaction_version("headrace-archive") == 2
     assert table.to_pyarrow_table(columns=["topic"]).num_rows == 300
+    (config.to / manifest.FOLDER / manifest.epoch_name(2)).unlink()
+    with pytest.raises(manifest.ArchiveError, match="has epoch 2, the archive ends with epoch 1"):
+        run_job(spark, "archive", config)
+    assert len(manifest.load(config.to).epochs) == 1
 
 
 def test_delta_commit_that_was_missed_is_caught_up(spark, broker, config):

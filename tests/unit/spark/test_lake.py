@@ -22,6 +22,7 @@ from headrace.spark.jobs.manifest import (  # noqa: E402
     Epoch,
     Manifest,
     Selection,
+    epoch_name,
     load,
     load_epochs,
     write_epoch,
@@ -87,6 +88,23 @@ def test_a_file_with_a_damaged_end_is_named(tmp_path: Path, table_format: str, d
         return
     with pytest.raises(ArchiveError, match=rf"^{re.escape(str(path))} belongs to the archive and cannot be read: .*"):
         lake.commit(table_format, manifest)
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_a_table_that_is_ahead_of_its_archive_is_refused(tmp_path: Path, table_format: str) -> None:
+    """As where a damaged epoch was removed, to have its messages archived anew: a table passes over the new one."""
+    pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[table_format], reason="an extra")
+    for _ in range(3):
+        lake.refuse_ahead(table_format, load_epochs(tmp_path))
+        lake.commit(table_format, archive_more(tmp_path))
+    lake.refuse_ahead(table_format, load(tmp_path))
+    (tmp_path / FOLDER / epoch_name(3)).unlink()
+    folder = {"delta": "_delta_log", "iceberg": lake.CATALOG}[table_format]
+    with pytest.raises(ArchiveError, match=f"has epoch 3, the archive ends with epoch 2: remove its folder {folder}"):
+        lake.refuse_ahead(table_format, load(tmp_path))
+    shutil.rmtree(tmp_path / folder)
+    lake.refuse_ahead(table_format, load(tmp_path))
+    assert lake.commit(table_format, archive_more(tmp_path)) == 3
 
 
 def test_an_iceberg_table_stays_with_its_archive(tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         shutil.rmtree(config.to / TEMPORARY, ignore_errors=True)
         for file in manifest.files:
             manifest.locate(file)  # nothing is added to an archive whose files are not all there
+        lake.refuse_ahead(config.table_format, manifest)
         plan, is_resumed = make_plan(source, config, manifest, at_once=parallelism(spark))
         epoch = write_files(spark, source, config, plan) if plan.splits else None
         if epoch is not None:

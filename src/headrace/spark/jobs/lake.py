@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 APPLICATION: Final = "headrace-archive"
 CATALOG: Final = "_iceberg"
+CATALOG_FILE: Final = "catalog.db"
 NAMESPACE: Final = "headrace"
 TABLE: Final = "messages"
 EPOCH_PROPERTY: Final = "headrace.epoch"
@@ -57,6 +58,26 @@ def require(table_format: str, root: Path) -> None:
         )
 
 
+def refuse_ahead(table_format: str, manifest: Manifest) -> None:
+    """Refuse a table with epochs that the manifest lacks, before others get their numbers and count as committed.
+
+    Raises:
+        ArchiveError: epochs were removed, to have their messages archived anew, and the table was not.
+    """
+    if table_format == "parquet":
+        return
+    try:
+        done = _done_of_delta(manifest) if table_format == "delta" else _done_of_iceberg(manifest)
+    except Exception:  # noqa: BLE001  # what is wrong with it ``commit`` says, when the archive is complete
+        return
+    last = len(manifest.epochs)
+    if done > last:
+        raise ArchiveError(
+            f"the {table_format} table over {manifest.path} has epoch {done}, the archive ends with epoch {last}: "
+            f"remove its folder {_folder_of(table_format)}, the next run makes the table anew; nothing was added"
+        )
+
+
 def commit(table_format: str, manifest: Manifest) -> int | None:
     """Bring the table up to the manifest; return the epoch it stands at, None without a table.
 
@@ -73,11 +94,15 @@ def commit(table_format: str, manifest: Manifest) -> int | None:
         if not type(error).__module__.startswith(("deltalake", "pyiceberg", "sqlalchemy", "_internal", "builtins")):
             raise
         said = str(error).partition("\n")[0]  # deltalake adds its native stack, SQLAlchemy its statement
-        folder = "_delta_log" if table_format == "delta" else CATALOG
         raise ArchiveError(
             f"the {table_format} table over {manifest.path} cannot be written: {said}; the archive itself is complete, "
-            f"and the next run catches up, or makes the table anew where its folder {folder} was removed"
+            f"and the next run catches up, or makes the table anew where its folder {_folder_of(table_format)} was "
+            "removed"
         ) from error
+
+
+def _folder_of(table_format: str) -> str:
+    return "_delta_log" if table_format == "delta" else CATALOG
 
 
 def _require_readable(manifest: Manifest) -> None:
@@ -103,13 +128,21 @@ def read_schema(manifest: Manifest) -> pa.Schema:
     return pq.read_schema(manifest.locate(manifest.files[0])).remove_metadata()
 
 
+def _done_of_delta(manifest: Manifest) -> int:
+    """Return the newest epoch in the table, 0 for none."""
+    from deltalake import DeltaTable  # noqa: PLC0415  # an optional dependency
+
+    root = str(manifest.path.absolute())
+    return (DeltaTable(root).transaction_version(APPLICATION) or 0) if DeltaTable.is_deltatable(root) else 0
+
+
 def _commit_delta(manifest: Manifest) -> int:
     from deltalake import CommitProperties, DeltaTable, Schema, Transaction  # noqa: PLC0415  # an optional dependency
     from deltalake.transaction import AddAction, create_table_with_add_actions  # noqa: PLC0415
 
     root = str(manifest.path.absolute())
     is_there = DeltaTable.is_deltatable(root)
-    done = (DeltaTable(root).transaction_version(APPLICATION) or 0) if is_there else 0
+    done = _done_of_delta(manifest)
     schema = Schema.from_arrow(read_schema(manifest))
     for epoch in manifest.epochs:
         if epoch.epoch <= done or not epoch.files:
@@ -154,6 +187,20 @@ def _iso(time_ms: int) -> str:
     return (EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def _done_of_iceberg(manifest: Manifest) -> int:
+    """Return the newest epoch in the table, 0 for none; that of a table of elsewhere does not count."""
+    folder = manifest.path.absolute() / CATALOG
+    if not (folder / CATALOG_FILE).exists():
+        return 0
+    table = _load_table(open_catalog(folder), folder)
+    return 0 if table is None else _newest_epoch(table)
+
+
+def _newest_epoch(table: Any) -> int:
+    # Who tends the table may replace its files and let its snapshots expire: the property stays.
+    return max(int(table.properties.get(EPOCH_PROPERTY, 0)), *map(_epoch_of, table.snapshots()), 0)
+
+
 def _commit_iceberg(manifest: Manifest) -> int:
     folder = manifest.path.absolute() / CATALOG
     folder.mkdir(exist_ok=True)
@@ -162,8 +209,7 @@ def _commit_iceberg(manifest: Manifest) -> int:
     table = _load_table(catalog, folder)
     if table is None:
         table = catalog.create_table(f"{NAMESPACE}.{TABLE}", schema=read_schema(manifest))
-    # Who tends the table may replace its files and let its snapshots expire: the property stays.
-    done = max(int(table.properties.get(EPOCH_PROPERTY, 0)), *map(_epoch_of, table.snapshots()), 0)
+    done = _newest_epoch(table)
     for epoch in manifest.epochs:
         if epoch.epoch > done and epoch.files:
             noted = {EPOCH_PROPERTY: str(epoch.epoch)}
@@ -216,7 +262,7 @@ def open_catalog(folder: Path) -> Any:
     from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415  # an optional dependency
     from sqlalchemy import URL  # noqa: PLC0415  # comes with pyiceberg
 
-    uri = URL.create("sqlite", database=str(folder / "catalog.db")).render_as_string(hide_password=False)
+    uri = URL.create("sqlite", database=str(folder / CATALOG_FILE)).render_as_string(hide_password=False)
     # A path and no URL: pyiceberg takes what is encoded in one for the names of folders.
     return SqlCatalog("headrace", uri=uri, warehouse=str(folder / "warehouse"))
 
