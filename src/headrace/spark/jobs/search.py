@@ -9,6 +9,7 @@ changed, so it may be repeated.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,6 +47,7 @@ COLUMNS: Final = (
 )  # fmt: skip
 SHOWN_CHARACTERS: Final = 200
 """Of a body."""
+UTF_8: Final = codecs.getincrementaldecoder("utf-8")
 STORE: Final = "_store"
 PLACE: Final = "_place"
 """Columns of what is found, while one message may be there several times: its store, and IN_LOG or IN_ARCHIVE."""
@@ -333,7 +335,7 @@ def show_body(body: bytes | None) -> str:
         return ""
     part = bytes(body[: 4 * SHOWN_CHARACTERS])
     try:
-        text = part.decode("utf-8", "strict" if len(part) == len(body) else "ignore")
+        text = UTF_8().decode(part, final=len(part) == len(body))  # else its last letter may be cut
         is_text = all(letter.isprintable() or letter in "\t\r\n" for letter in text)
     except UnicodeDecodeError:
         is_text = False
