@@ -124,6 +124,18 @@ def test_times_mapping_parts_and_new_keys(spark, broker, kept, tmp_path):
     assert {row["unique_key"] for row in after} == {f"{row['broker']}:{row['log_offset']}" for row in wanted}
 
 
+def test_one_name_for_two_parts_of_time_sends_both(spark, broker, kept):
+    """The rows of each are numbered from the first on: those of the second were taken for the first's, and not sent."""
+    times = sorted(int(row["store_ts"].timestamp() * 1000) for row in archived(kept) if row["topic"] == "orders")
+    middle = times[len(times) // 2]
+    config = replay.Config(archive=kept, servers=broker.registry, topics=("orders",), to="both", txn="nightly")
+    before = run_job(spark, "replay", replace(config, until=middle)).facts["stored"]
+    assert before < len(times)
+    assert run_job(spark, "replay", replace(config, since=middle)).facts["stored"] == len(times) - before
+    again = run_job(spark, "replay", replace(config, since=middle)).facts
+    assert (again["stored"], again["duplicates"]) == (0, len(times) - before)
+
+
 class Arrivals:
     """Looks at a topic while a job runs: (seconds since the first message, messages stored)."""
 

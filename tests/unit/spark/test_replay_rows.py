@@ -106,6 +106,19 @@ def test_another_archive_of_the_same_store_has_another_identity(tmp_path):
     assert len({identity(0), identity(100), identity(0, since=7)}) == 3
 
 
+def test_a_name_of_ones_own_stands_for_the_rows_of_the_same_times(tmp_path):
+    """Rows are numbered from the first one sent on: of other times they would be taken for duplicates."""
+    covered = {"b": BrokerRange(start=0, end=500, store_id="s")}
+    made = Manifest(tmp_path, [Epoch(epoch=1, selection=Selection(), brokers=covered, files=[])])
+
+    def identity(**options):
+        return replay.identity(replay.Config(archive=tmp_path, servers="h:1", **options), made, "b", "t")
+
+    assert identity(txn="a", since=5, until=9) == identity(txn="a", since=5, until=9)
+    times = [{}, {"since": 5}, {"since": 5, "until": 9}, {"since": 7, "until": 9}]
+    assert len({identity(txn=txn, **of) for txn in ("", "a", "b") for of in times}) == 12
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -4,7 +4,7 @@ Reads an archive's files in the order of the log and writes through the sink. Me
 in their order; body, tags, keys, unique key, flag, born time and properties are kept, and the property REPLAY_OF names
 the record they come from (BROKER:PHYSICAL_OFFSET). The rows of each part of a replay are numbered under an identity
 made of its options: after a crash, or by mistake, the same replay again adds nothing, also when the archive has grown.
---txn NAME is another identity, under which everything is sent once more.
+--txn NAME makes it another one, under which everything is sent once more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Config(JobConfig):
     speed: float = option(0.0, help="Pace of the original times this: 1 as it was, 0 as fast as it goes.", least=0)
     keys: Literal["keep", "new"] = option("keep", help="Unique keys: the original ones, or REPLAY_OF.")
     parts: int = option(1, help="Tasks for each topic of each broker; part of the identity.", least=1, most=64)
-    txn: str = option("", help="Identity of this replay, instead of the one made of its options.", metavar="NAME")
+    txn: str = option("", help="Name of this replay in its identity: another sends all once more.", metavar="NAME")
     skip_unsendable: bool = option(
         False, help="Leave out messages that cannot be sent, as too long ones, and list them."
     )
@@ -264,8 +264,13 @@ def identity(config: Config, manifest: Manifest, broker: str, topic: str) -> str
     # Rows are numbered from the first one on, which another archive of the same store may not have.
     first = next(epoch.brokers[broker].start for epoch in manifest.epochs if broker in epoch.brokers)
     since = manifest.selection.since if manifest.selection is not None else None
+    # The same goes for times, also under a name of one's own.
+    times = [config.since, config.until]
+    chosen: Any = [*times, config.keys]
+    if config.txn:
+        chosen = config.txn if times == [None, None] else [config.txn, *times]
     said = (
-        config.txn or [config.since, config.until, config.keys], manifest.store_ids.get(broker, ""), broker, topic,
+        chosen, manifest.store_ids.get(broker, ""), broker, topic,
         config.target_of(topic), config.parts, first, since,
     )  # fmt: skip
     return f"replay-{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]}"
