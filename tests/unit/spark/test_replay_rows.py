@@ -12,7 +12,7 @@ pytest.importorskip("pyspark", reason="the extra spark is not installed")
 
 from headrace.errors import ConfigError  # noqa: E402
 from headrace.spark.jobs import replay  # noqa: E402
-from headrace.spark.jobs.manifest import BrokerRange, Epoch, Manifest, Selection  # noqa: E402
+from headrace.spark.jobs.manifest import FOLDER, BrokerRange, Epoch, Manifest, Selection, write_epoch  # noqa: E402
 from headrace.spark.jobs.replay_rows import Pace  # noqa: E402
 from headrace.spark.jobs.summary import Summary  # noqa: E402
 from tests.unit.spark.test_manifest import a_file  # noqa: E402
@@ -117,6 +117,15 @@ def test_a_name_of_ones_own_stands_for_the_rows_of_the_same_times(tmp_path):
     assert identity(txn="a", since=5, until=9) == identity(txn="a", since=5, until=9)
     times = [{}, {"since": 5}, {"since": 5, "until": 9}, {"since": 7, "until": 9}]
     assert len({identity(txn=txn, **of) for txn in ("", "a", "b") for of in times}) == 12
+
+
+@pytest.mark.parametrize("written", ["true", "TRUE", "True"])
+def test_speculation_is_refused_however_spark_lets_it_be_written(written, tmp_path):
+    (tmp_path / FOLDER).mkdir()
+    write_epoch(tmp_path, Epoch(epoch=1, selection=Selection(), brokers={}, files=[]))
+    spark: Any = SimpleNamespace(conf={"spark.speculation": written})
+    with pytest.raises(ConfigError, match=r"switch spark\.speculation off"):
+        replay.run(spark, replay.Config(archive=tmp_path, servers="h:1"))
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         describe_plan(summary, config, topics, files)
         return summary
     require_columns(manifest, files)
-    if spark.conf.get("spark.speculation", "false") == "true":
+    if (spark.conf.get("spark.speculation", "false") or "").lower() == "true":
         raise ConfigError("replay numbers the messages of a task, which speculation may send twice at once: switch "
                           "spark.speculation off", key="conf")  # fmt: skip
     tasks = make_tasks(spark, config, manifest, topics, files)
