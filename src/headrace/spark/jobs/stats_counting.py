@@ -38,7 +38,7 @@ from headrace.spark.session import settings_of
 from headrace.spark.tasks import parallelism, run_in_tasks
 
 _LAST_HOUR: Final = "9999-12-3123"
-"""Behind every hour that there is, as ``_hour`` writes them."""
+"""Behind every hour that there is, as ``hour_of`` writes them."""
 
 
 def count_log(spark: SparkSession, config: Config) -> Summary:
@@ -130,7 +130,7 @@ def last_cut_hours(splits: Sequence[LogSplit], missing_ends: Mapping[str, int]) 
     for split in splits:
         if split.start >= missing_ends.get(split.broker, 0):
             first_of.setdefault(split.broker, split)
-    cut = {broker: _hour(first_time_ms(split)) for broker, split in first_of.items() if split.start > 0}
+    cut = {broker: stats_tables.hour_of(first_time_ms(split)) for broker, split in first_of.items() if split.start > 0}
     # Where nothing stands behind what is missing, nobody knows which hours it was of.
     return cut | {broker: _LAST_HOUR for broker in missing_ends if broker not in first_of}
 
@@ -177,13 +177,7 @@ def _summarise(counts: DataFrame, config: Config, summary: Summary) -> set[Broke
     rows = [[row[name] for name in columns] for row in topics[: config.top]]
     summary.tables.append(Table("busiest", "Busiest topics", columns, rows))
     times, brokers = hourly.column("time").cast(pa.int64()).to_pylist(), hourly.column("broker").to_pylist()
-    return {BrokerHour(_hour(time // 1000), broker) for time, broker in zip(times, brokers, strict=True)}
-
-
-def _hour(time_ms: int) -> str:
-    """Return the hour of a time, as ``2026-01-3107``; such texts compare like times."""
-    text = show_time(time_ms)
-    return text[:10] + text[11:13]
+    return {BrokerHour(stats_tables.hour_of(time // 1000), broker) for time, broker in zip(times, brokers, strict=True)}
 
 
 def _kept(

@@ -30,6 +30,7 @@ from pyspark.sql.types import StringType
 
 from headrace.errors import ConfigError
 from headrace.spark.files import LogExtent
+from headrace.spark.jobs.config import show_time
 from headrace.spark.jobs.folder import EVERY_FILE, read_path
 from headrace.spark.jobs.manifest import write_json
 from headrace.spark.jobs.progress import phase
@@ -200,6 +201,12 @@ def note_stores(stores: Mapping[str, str], extents: Iterable[LogExtent], folder:
     known = {extent.store_id: extent.broker for extent in extents if extent.store_id}
     if not known.items() <= stores.items():
         write_json(folder / STORES, {**stores, **known})
+
+
+def hour_of(time_ms: int) -> str:
+    """Return the hour of a time, as ``2026-01-3107``; such texts compare like times."""
+    text = show_time(time_ms)
+    return text[:10] + text[11:13]
 
 
 def hours_there(folder: Path, span: str = "minute") -> set[str]:
