@@ -330,6 +330,17 @@ def test_messages_without_a_store_time_are_said_and_in_no_table(spark: SparkSess
             assert (row["at"], row["put_messages"]) == (BEGIN, 2)
 
 
+def test_the_last_hour_of_all_has_a_report(spark: SparkSession, tmp_path: Path) -> None:
+    """A broker whose clock was wrong: behind that hour there is no time."""
+    last = 253_402_300_799_999
+    log, _ = lay_log([{"body": b"x", "topic": b"orders", "store_ms": last, "born_ms": last}], 1 << 20)
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    (tmp_path / "store" / "commitlog" / segment_name(0)).write_bytes(log.ljust(1 << 20, b"\0"))
+    summary = stats.run(spark, stats.Config(store=tmp_path / "store", to=tmp_path / "out"))
+    assert summary.facts["hours_written"] == 1
+    assert "9999-12-31 23:59 to 9999-12-31 23:59 UTC" in Path(summary.facts["report"]).read_text(encoding="utf-8")
+
+
 def test_what_brokers_counted_in_no_row_or_wrote_strangely_is_said_once(spark: SparkSession, tmp_path: Path) -> None:
     """statistics-records.md: ``left_out``. What cannot be read is passed over and counted, whatever is wrong."""
     store = JobStore(tmp_path / "store", max_statistics=1)

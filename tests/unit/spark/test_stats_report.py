@@ -29,6 +29,15 @@ def test_gaps_and_single_points_can_be_drawn() -> None:
     ET.fromstring(bars(["≤ 1"], [0], "messages"))
 
 
+@pytest.mark.parametrize("at", [-62_135_596_800, 253_402_300_740, 253_402_214_400])
+@pytest.mark.parametrize("points", [1, 2])
+def test_the_first_and_the_last_times_of_all_can_be_drawn(at: int, points: int) -> None:
+    """As of messages that a broker stored whose clock was wrong: around them matplotlib leaves room."""
+    axis = [at, at + 60][:points] if at < 0 else [at - 60, at][-points:]
+    for stacked in (False, True):
+        ET.fromstring(lines(axis, [Series("a", [1.0] * points)], "x", stacked=stacked))
+
+
 def test_a_page_escapes_what_it_shows() -> None:
     table = ReportTable("Topics", ("topic", "in"), [["<script>alert(1)</script>", "3"]])
     page = render(ReportData("<i>T</i>", "now", "today", [("in", "3", "")], [("plot", "<svg></svg>", "")], [table]))

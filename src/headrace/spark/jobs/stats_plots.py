@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Colours that differ in lightness too, and for the colour-blind (after Okabe and Ito); "others" is grey.
 COLOURS: Final = ("#0b6e99", "#e07a1f", "#2a9d6f", "#b5438a", "#6a5acd", "#c9a227", "#9aa0a6")
+_BOUNDS: Final = (datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC))
+"""Of times that matplotlib can write."""
 _INK: Final = "#3c4650"
 _GRID: Final = "#e3e7eb"
 _STYLE: Final[Any] = {  # matplotlib names each of 400 keys in its types
@@ -89,6 +91,9 @@ def lines(
         axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
         if times:
             axes.margins(x=0.01)
+            # Of times near them the margin lies outside.
+            (left, right), (low, high) = axes.get_xlim(), dates.date2num(_BOUNDS)  # type: ignore[no-untyped-call]
+            axes.set_xlim(max(left, low), min(right, high))
         axes.yaxis.set_major_formatter(_write_bytes if unit == "bytes" else _write_number)
         axes.set_ylabel(label)
         axes.legend(drawn, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, len(names)), borderaxespad=0.2)

@@ -21,6 +21,7 @@ from headrace.spark.jobs import stats_tables
 from headrace.spark.jobs.stats_merge import fold, quantiles
 from headrace.spark.jobs.stats_partials import LATENCY_BOUNDS_MS, SIZE_BOUNDS
 from headrace.spark.jobs.stats_plots import Series, bars, lines
+from headrace.spark.times import LAST_MS
 
 MAX_POINTS: Final = 800
 """Points in time of a plot; with more the next longer span is drawn."""
@@ -65,7 +66,8 @@ def report_data(spark: SparkSession, folder: Path, hours: Sequence[str], *, titl
     seconds = stats_tables.SPANS[span]
     moments = {int(row["time"].timestamp()): row for row in fold(table, ("time",)).to_pylist()}
     axis = list(range(min(moments), max(moments) + 1, seconds))
-    first, last = (datetime.fromtimestamp(at, UTC) for at in (axis[0], axis[-1] + seconds))
+    end = min(axis[-1] + seconds, LAST_MS // 1000)  # behind the last day of all there is no time
+    first, last = (datetime.fromtimestamp(at, UTC) for at in (axis[0], end))
     (total,) = fold(table, ()).to_pylist()
     return ReportData(
         title=title,
