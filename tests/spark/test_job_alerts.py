@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -214,6 +215,23 @@ def test_the_end_of_the_tables_is_no_silence(
     assert not {"no_traffic", "throughput_low"} & {row["rule"] for row in shown["found"]}
     later = alerts.run(spark, alerts.Config(tables=folder, since=traffic.end_ms))
     assert "the tables end at" in later.notes[0]
+
+
+def test_messages_of_a_clock_that_was_ahead_are_not_the_end_of_the_tables(
+    spark: SparkSession, planted: tuple[Path, dict[str, int], Traffic], tmp_path: Path
+) -> None:
+    """All that the tables do not have yet was judged until that time had come, and was silence."""
+    folder, _, traffic = planted
+    tables = shutil.copytree(folder, tmp_path / "tables")
+    path = tables / "minute" / "dt=2126-01-01" / "hour=00" / "part-0.parquet"
+    path.parent.mkdir(parents=True)
+    (last, *_) = traffic.rows()
+    ahead = {**last, "time": datetime(2126, 1, 1, tzinfo=UTC), "source": "rocketmq", "broker": "b", "host": ""}
+    del ahead["time_ms"]
+    pq.write_table(pa.Table.from_pylist([ahead], schema=TABLE_SCHEMA), path)
+    shown = alerts.run(spark, alerts.Config(tables=tables)).to_dict()
+    assert shown["until"] == show_time(traffic.end_ms - MINUTE)
+    assert not {"no_traffic", "throughput_low"} & {row["rule"] for row in shown["found"]}
 
 
 def test_folders_that_cannot_be_made_are_said_before_the_work(spark: SparkSession, tmp_path: Path) -> None:

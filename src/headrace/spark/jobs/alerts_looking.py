@@ -224,8 +224,11 @@ def _newest(spark: SparkSession, config: Config) -> int:
     """Return the end of the minutes that can be judged now, ms since 1970."""
     # Records of the last minute are written when it is over, a little later.
     now = int(time.time() * 1000) - MINUTE_MS
-    hours = stats_tables.hours_there(config.tables) if config.tables is not None else ()
-    if config.tables is None or not hours:
+    if config.tables is None:
+        return now
+    # Messages of a clock that was ahead do not say how far the tables are.
+    hours = [hour for hour in stats_tables.hours_there(config.tables) if hour <= stats_tables.hour_of(now)]
+    if not hours:
         return now
     # What the tables do not have yet is no silence, and of their last minute they may have the beginning only.
     rows = stats_tables.read_table(spark, config.tables, "minute").where(F.concat("dt", "hour") == max(hours))
