@@ -5,20 +5,22 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, SideFileError
 from headrace.format.names import segment_name
 from headrace.spark.files import StoreFiles
-from headrace.spark.jobs.rebuild import Config
+from headrace.spark.jobs.rebuild import Config, Rebuild
 from headrace.spark.jobs.rebuild_views import KEY, IndexTask, QueueWriter, fillers, make_index_file
 from headrace.spark.jobs.views import header_decoder, read_headers
 from headrace.spark.scan import LogSplit, StoreSource
 from tests.support.record_rows import lay_log
+from tests.unit.spark.test_files import make_store
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -57,6 +59,17 @@ def test_an_index_that_no_broker_makes_is_refused(tmp_path: Path, name: str) -> 
     for size in (1, 999):
         with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} is {size}: accepted is 0, and 1000 on"):
             Config(store=tmp_path, to=tmp_path / "new", **{name: size}).validate()  # type: ignore[arg-type]
+
+
+def test_a_damaged_side_file_leaves_no_folder_behind(tmp_path: Path) -> None:
+    """It would be in the way of the same command when the file is mended: --to names a new folder."""
+    make_store(tmp_path / "store", 10)
+    (tmp_path / "store" / "headrace" / "index.json").write_bytes(b"damaged")
+    config = Config(store=tmp_path / "store", to=tmp_path / "new")
+    spark: Any = None
+    with pytest.raises(SideFileError, match=r"index\.json"):
+        Rebuild(spark, config, StoreFiles(tmp_path / "store").extent())
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_record_without_a_time_has_the_earliest(tmp_path: Path) -> None:

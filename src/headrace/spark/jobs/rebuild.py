@@ -149,6 +149,11 @@ class Rebuild:
         self.target = config.to if config.to is not None else config.store / FOLDER
         self._new = StoreLayout(self.target)
         self._new_note = self.target / self._store.index_note.name
+        self._side = {
+            kind: read_side_file(self._store.side_file(kind), kind, "headrace store check says more")
+            for kind in ("store", "epochs", "checkpoint", "index")
+        }
+        self._file_bytes = whole_entries(int((self._side["store"] or {}).get("queue_file_bytes", DEFAULT_FILE_BYTES)))
         if config.replace:
             shutil.rmtree(self.target, ignore_errors=True)  # what a killed run left
         try:
@@ -161,11 +166,6 @@ class Rebuild:
             ) from None
         except OSError as error:
             raise ConfigError(f"{self.target} cannot be written: {error.strerror}", key="to") from None
-        self._side = {
-            kind: read_side_file(self._store.side_file(kind), kind, "headrace store check says more")
-            for kind in ("store", "epochs", "checkpoint", "index")
-        }
-        self._file_bytes = whole_entries(int((self._side["store"] or {}).get("queue_file_bytes", DEFAULT_FILE_BYTES)))
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._key_parts: list[tuple[str, int]] = []
         self._notes: list[dict[str, Any]] = []
