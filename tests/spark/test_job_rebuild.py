@@ -10,6 +10,7 @@ import pytest
 
 from headrace import testing
 from headrace.errors import ConfigError, StoreLockedError
+from headrace.format.side_file import read_side_file
 from headrace.spark.jobs import rebuild, run_job
 from headrace.store.check import check_store
 from tests.support.spark_jobs import Sent, orders, send
@@ -169,6 +170,20 @@ def _offsets(bench):
     while at >= 0:
         yield at - 4
         at = raw.find(b"\xda\xa3\x20\xa7", at + 4)
+
+
+def test_a_log_that_grows_meanwhile_is_taken_up_to_one_end(spark, broker, tmp_path, monkeypatch):
+    """Keys behind what the note says would be in the index twice, once a broker goes on there."""
+    send(broker.remoting, orders(100))
+
+    def look_and_send(summary, extents):
+        send(broker.remoting, orders(50, first=100))
+
+    monkeypatch.setattr(rebuild, "note_missing", look_and_send)
+    summary = run_job(spark, "rebuild", rebuild.Config(store=broker.data_dir, to=tmp_path / "views"))
+    assert summary.facts["keys"] == 100 * 3
+    note = read_side_file(tmp_path / "views" / "index.json", "index", "")
+    assert note.files[-1].end_offset < note.physical_offset
 
 
 def test_only_what_is_asked_for(spark, store, tmp_path):

@@ -109,7 +109,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         source = scan.StoreSource(str(config.store))
         (extent,) = source.extents()
         note_missing(summary, [extent])
-        splits = scan.plan_log(source, split_bytes=config.split_bytes)
+        splits = scan.plan_log(source, split_bytes=config.split_bytes, extents=[extent])
         if config.dry_run:
             summary.facts |= {"ranges": len(splits), "log_bytes": extent.end - extent.start}
             return summary
