@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import pytest
 pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
 from headrace.errors import ConfigError, HeadraceError, SideFileError
+from headrace.format.epochs import Epoch, Epochs
 from headrace.format.names import segment_name
+from headrace.format.queue_entry import StoredQueue
+from headrace.format.side_file import read_side_file, write_side_file
 from headrace.spark.files import StoreFiles
 from headrace.spark.jobs.rebuild import Config, Rebuild
 from headrace.spark.jobs.rebuild_views import KEY, IndexTask, QueueWriter, fillers, make_index_file
 from headrace.spark.jobs.views import header_decoder, read_headers
 from headrace.spark.scan import LogSplit, StoreSource
 from tests.support.record_rows import lay_log
-from tests.unit.spark.test_files import make_store
+from tests.unit.spark.test_files import SEGMENT, make_store
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -70,6 +74,23 @@ def test_a_damaged_side_file_leaves_no_folder_behind(tmp_path: Path) -> None:
     with pytest.raises(SideFileError, match=r"index\.json"):
         Rebuild(spark, config, StoreFiles(tmp_path / "store").extent())
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("start", "first"), [(0, 0), (SEGMENT, 990)])
+def test_a_queue_without_records_begins_with_the_file_of_its_end(tmp_path: Path, start: int, first: int) -> None:
+    """As a broker makes it, where the log has lost its beginning: fillers from 0 on would be gigabytes."""
+    make_store(tmp_path / "store", 2_000, segment_bytes=SEGMENT)
+    identity = read_side_file(tmp_path / "store" / "headrace" / "store.json", "store", "")
+    write_side_file(tmp_path / "store" / "headrace" / "store.json", "store", {**identity, "queue_file_bytes": 200})
+    epochs = Epochs([Epoch(1, 0), Epoch(2, SEGMENT, SEGMENT, 1, {("idle", 3): 1_000})])
+    write_side_file(tmp_path / "store" / "headrace" / "epochs.json", "epochs", epochs.to_payload())
+    extent = StoreFiles(tmp_path / "store").extent()
+    spark: Any = None
+    config = Config(store=tmp_path / "store", to=tmp_path / "new")
+    rebuild = Rebuild(spark, config, replace(extent, runs=((start, extent.end),)))
+    rebuild.fill_gaps()
+    assert rebuild._gaps == [("idle", 3, first, 1_000 - first)]
+    assert StoredQueue(tmp_path / "new" / "consumequeue", "idle", 3, 200).extent() == (first, 1_000)
 
 
 def test_a_record_without_a_time_has_the_earliest(tmp_path: Path) -> None:

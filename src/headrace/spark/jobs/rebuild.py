@@ -224,9 +224,10 @@ class Rebuild:
         for topic, queue_id in issued.keys() - self._queues.keys():
             self._queues[topic, queue_id] = _Queue([])
         for (topic, queue_id), queue in sorted(self._queues.items()):
-            # A log from which retention has removed nothing had every queue from offset 0 on.
-            at = 0 if self._extent.start == 0 or not queue.runs else queue.runs[0][0] // per_file * per_file
             end = max(queue.end, issued.get((topic, queue_id), 0), self._end_in_files(topic, queue_id))
+            # A log from which retention has removed nothing had every queue from offset 0 on.
+            first_kept = queue.runs[0][0] if queue.runs else max(end - 1, 0)
+            at = 0 if self._extent.start == 0 else first_kept // per_file * per_file
             for first, after in [*sorted(queue.runs), (end, end)]:
                 if first > at:
                     writer.write(topic, queue_id, at, fillers(first - at))
