@@ -9,12 +9,13 @@ import shutil
 import pytest
 
 from headrace import testing
-from headrace.errors import ConfigError, StoreLockedError
+from headrace.errors import ConfigError, HeadraceError, StoreLockedError
 from headrace.format.side_file import read_side_file
 from headrace.spark.jobs import rebuild, run_job
 from headrace.store.check import check_store
 from tests.support.spark_jobs import Sent, orders, send
 from tests.support.stores import StoreBench
+from tests.unit.store.test_recovery_rules import put_numbered
 
 SMALL_INDEX = {"store__index_slots": 1000, "store__index_entries": 5000}
 SPLIT = 100_000
@@ -184,6 +185,30 @@ def test_a_log_that_grows_meanwhile_is_taken_up_to_one_end(spark, broker, tmp_pa
     assert summary.facts["keys"] == 100 * 3
     note = read_side_file(tmp_path / "views" / "index.json", "index", "")
     assert note.files[-1].end_offset < note.physical_offset
+
+
+@pytest.mark.parametrize("split_bytes", [64 * 1024, SPLIT])
+def test_a_topic_that_rocketmq_numbered_anew_keeps_its_messages(spark, tmp_path, split_bytes):
+    """The broker knows by the order of offsets that the second topic counts; here the first had its queue again."""
+    bench = StoreBench(tmp_path / "store", segment_bytes=1 << 20)
+    bench.append("t", b"x")
+    at = bench.store.log.end_offset
+    bench.crash()
+    old = [(offset, b"old %d" % offset + bytes(5_000)) for offset in range(30)]
+    put_numbered(bench, at, [*old, *((offset, b"new %d" % offset) for offset in range(10))])
+    bench.open()
+    wanted = bench.messages("r")
+    assert wanted == {offset: b"new %d" % offset for offset in range(10)}
+    bench.close()
+    before = tree(bench.root)
+    config = rebuild.Config(store=bench.root, replace=True, split_bytes=split_bytes)
+    with pytest.raises(HeadraceError, match=r"10 queue offsets are in the log twice, .*: nothing was replaced"):
+        run_job(spark, "rebuild", config)
+    assert {**tree(bench.root), "lock": b""} == {**before, "lock": b""}
+    shutil.rmtree(bench.root / "consumequeue")  # what the error says
+    bench.open()
+    assert bench.messages("r") == wanted
+    bench.close()
 
 
 def test_only_what_is_asked_for(spark, store, tmp_path):

@@ -96,7 +96,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
         ConfigError: the folder of the result cannot be written.
         StoreLockedError: a broker has the store open.
         StoreError: the log cannot be read.
-        HeadraceError: the new files are not what the log says; nothing was replaced.
+        HeadraceError: the new files are not what the log says, or that has queue offsets twice; nothing was replaced.
     """
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
 
@@ -116,6 +116,8 @@ def run(spark: SparkSession, config: Config) -> Summary:
         rebuild = Rebuild(spark, config, extent)
         try:
             rebuild.scan(splits)
+            if config.replace:
+                rebuild.refuse_repeated()
             if config.what != "index":
                 rebuild.fill_gaps()
             if config.what != "queues":
@@ -209,6 +211,23 @@ class Rebuild:
                 else:
                     queue.runs.append((first, end))
                 queue.end = max(queue.end, end)
+
+    def refuse_repeated(self) -> None:
+        """Refuse to replace queues of which somebody has to choose between two records of one offset.
+
+        Of a topic that RocketMQ had deleted and made again the later ones count, of damage the earlier: a broker tells
+        them apart by what comes next, and has done so in the queues that are there.
+
+        Raises:
+            HeadraceError: there are such offsets.
+        """
+        repeated = self._counts["repeated"]
+        if repeated:
+            offsets = count_of(repeated, "queue offset is", "queue offsets are")
+            raise HeadraceError(
+                f"{offsets} in the log twice, of a topic that RocketMQ deleted and made again, or by damage: nothing "
+                "was replaced; a broker that starts without the folder consumequeue makes these queues right"
+            )
 
     # -- the queues -------------------------------------------------------------------------------------------------
 
