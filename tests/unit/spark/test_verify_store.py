@@ -14,16 +14,17 @@ from headrace.spark.jobs.verify_store import StoreCheck
 from headrace.spark.scan import StoreSource
 from headrace.store.opening import Opening
 from headrace.store.segment_supply import SegmentSupply
+from tests.support.record_rows import lay_log
 from tests.support.stores import SEGMENT_BYTES, store_bench
 from tests.unit.spark.test_files import harm, make_store
 from tests.unit.store.test_epoch_gaps import CUT, cut_off
 
 
-def findings_of(root):
+def findings_of(root, **options):
     """Return all damage of a store."""
     source = StoreSource(str(root), "b")
     (extent,) = source.extents()
-    check = StoreCheck(source, extent, Config(store=root))
+    check = StoreCheck(source, extent, Config(store=root, **options))
     check.judge([json.loads(json.dumps(check_log(task))) for task in check.tasks()])
     return check.damage
 
@@ -89,6 +90,18 @@ def test_a_log_without_its_last_file_is_damaged(store):
     (root / "commitlog" / segment_name(0)).unlink()
     (found,) = (found for found in findings_of(root) if found.kind == "durable_loss")
     assert (found.physical_offset, found.end_offset) == (0, end)
+
+
+def test_a_repeated_queue_offset_is_that_of_its_record_in_whatever_range_it_lies(tmp_path):
+    """Of two ranges the second begins with a record of another queue."""
+    rows = [{"body": bytes(1000), "topic": b"t", "queue_offset": number, "store_ms": 1} for number in range(60)]
+    rows += [{"body": bytes(1000), "topic": b"u", "queue_offset": number, "store_ms": 1} for number in range(60)]
+    raw, whole = lay_log([*rows, {"body": b"x", "topic": b"t", "queue_offset": 7, "store_ms": 1}], 1 << 20)
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / segment_name(0)).write_bytes(raw.ljust(1 << 20, b"\0"))
+    for split_bytes in (1 << 16, 1 << 20):
+        repeated = [one for one in findings_of(tmp_path, split_bytes=split_bytes) if "before it has too" in one.message]
+        assert [one.physical_offset for one in repeated] == [len(raw) - len(whole[-1])]
 
 
 FULL_DISK = [(SegmentSupply, "take")]

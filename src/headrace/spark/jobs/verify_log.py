@@ -58,6 +58,8 @@ class _Queue:
     """One queue as this task saw it."""
 
     first: int
+    first_offset: int
+    """Physical offset of its first record."""
     next: int
     last_offset: int = -1
     pending: int = 0
@@ -102,8 +104,8 @@ class LogPass:
     def result(self) -> dict[str, Any]:
         """Return what was found, as JSON values."""
         queues = [
-            [topic, queue_id, queue.first, queue.next, queue.last_offset, queue.pending, queue.breaks]
-            for (topic, queue_id), queue in self.queues.items()
+            [topic, queue_id, one.first, one.first_offset, one.next, one.last_offset, one.pending, one.breaks]
+            for (topic, queue_id), one in self.queues.items()
         ]
         return {
             "first": self.first, "end": self.end, "records": self.records, "backwards": self.backwards,
@@ -170,7 +172,7 @@ class LogPass:
         queue = self.queues.get((topic, queue_id))
         if queue is None:
             first = int(offsets[0])
-            queue = self.queues[topic, queue_id] = _Queue(first, first)
+            queue = self.queues[topic, queue_id] = _Queue(first, int(headers.offset[part[0]]), first)
         keep = np.ones(len(part), bool)
         expected = np.concatenate(([queue.next], offsets[:-1] + 1))
         if bool(np.any(expected != offsets)):

@@ -84,13 +84,13 @@ class QueueCheck:
         joined: dict[tuple[str, int], _Joined] = {}
         for result in results:
             self.records += result["records"]
-            for topic, queue_id, first, after, last_offset, pending, breaks in result["queues"]:
+            for topic, queue_id, first, first_offset, after, last_offset, pending, breaks in result["queues"]:
                 self.pending += pending
                 queue = joined.get((topic, queue_id))
                 if queue is None:
                     queue = joined[topic, queue_id] = _Joined(first, first, -1)
                 if first != queue.next:
-                    queue.breaks.append((queue.next, first, result["first"], queue.last_offset))
+                    queue.breaks.append((queue.next, first, first_offset, queue.last_offset))
                 queue.breaks += [tuple(item) for item in breaks]
                 queue.next = max(queue.next, after)
                 queue.last_offset = last_offset
