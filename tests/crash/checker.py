@@ -69,6 +69,7 @@ class Rule(StrEnum):
     BEFORE_BIRTH = "a message from before its channel"
     EMPTIED = "a message from before its channel was emptied"
     PAUSED = "a paused channel delivers"
+    ATTEMPTS = "a number of attempts that is none, or stood with another delivery"
     COMPLAINT = "the broker reports damage"
 
 
@@ -87,6 +88,7 @@ class _Delivery:
 
     message_id: str
     count: int = 0
+    attempts: set[int] = field(default_factory=set)  # of the deliveries since the last crash
     last_at: float = 0.0  # earliest time at which the last delivery can have left, or its last TOUCH
     timeout_s: float = 0.0
     finished_at: float = -1.0
@@ -227,6 +229,8 @@ class Checker(HistoryChecker):
         is_settled = self._is_settled(delivery) and self._may_have_timed_out(event, delivery)
         if self._first_crash_after(delivery.last_at) is not None:
             delivery.finishes = 0
+            delivery.attempts.clear()  # a crash may forget some, and count them again
+        self._check_attempts(event, payload, delivery)
         delivery.count += 1
         delivery.last_at = event.at - event.slack_s
         delivery.timeout_s = event.timeout_s
@@ -303,6 +307,13 @@ class Checker(HistoryChecker):
             return
         if not self._may_have_timed_out(event, delivery):
             self._blame(Rule.DUPLICATE, at, f"{what} in flight for_s={at - delivery.last_at:.3f}")
+
+    def _check_attempts(self, event: Delivered, payload: Payload, delivery: _Delivery) -> None:
+        """Each delivery counts one: what lay in a lost connection may be missing, but no number comes twice."""
+        if event.attempts < 1 or event.attempts in delivery.attempts:
+            known = sorted(delivery.attempts)
+            self._blame(Rule.ATTEMPTS, event.at, f"{event.thing} {payload} attempts={event.attempts} before={known}")
+        delivery.attempts.add(event.attempts)
 
     def _may_have_timed_out(self, event: Delivered, delivery: _Delivery) -> bool:
         if self._first_crash_after(delivery.last_at) is not None:

@@ -6,6 +6,8 @@ Ref: docs/protocols/mapping.md.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests.crash import checker, rocketmq_rules
@@ -54,6 +56,7 @@ class Script:
         self.checker = BothChecker(frozenset({"t"}))
         self.now = 1000.0
         self.commands = 0
+        self.attempts: Counter[str] = Counter()
         self.step(Asked(self.now, MAIN, True, True))
         self.step(Granted(self.now, MAIN))
 
@@ -86,7 +89,8 @@ class Script:
     def deliver(self, producer: int, sequence: int = 0, *, copy: int = 0) -> None:
         message_id = f"{producer:04x}{copy:04x}{sequence:08x}"
         body = make_body(Payload("t", producer, sequence), 64)
-        self.step(Delivered(self.now, MAIN, message_id, 1, body, 60.0))
+        self.attempts[message_id] += 1
+        self.step(Delivered(self.now, MAIN, message_id, self.attempts[message_id], body, 60.0))
         self.step(Finished(self.now, MAIN, message_id))
 
     def read(self, producer: int, sequence: int = 0, at: int = 0) -> None:

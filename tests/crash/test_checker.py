@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 
 import pytest
 
@@ -46,6 +47,7 @@ class Script:
         self.checker = Checker()
         self.now = 1000.0
         self.commands = 0
+        self.attempts: Counter[tuple[Thing, str]] = Counter()
 
     def step(self, event: Event, after: float = 0.001) -> None:
         self.now = event.at + after
@@ -81,11 +83,15 @@ class Script:
         thing: Thing = MAIN,
         message_id: str = "",
         body: bytes | None = None,
-        attempts: int = 1,
+        attempts: int | None = None,
         slack_s: float = 0.0,
     ) -> None:
+        """Deliver a message, and count that unless ``attempts`` are given."""
         body = body if body is not None else make_body(Payload(thing.topic, 1, sequence), 100)
         message_id = message_id or f"{sequence:016x}"
+        if attempts is None:
+            self.attempts[thing, message_id] += 1
+            attempts = self.attempts[thing, message_id]
         self.step(Delivered(self.now, thing, message_id, attempts, body, TIMEOUT_S, slack_s))
 
     def finish(self, sequence: int = 0, thing: Thing = MAIN) -> None:
@@ -325,6 +331,29 @@ def test_a_touch_shortly_before_the_time_out_may_come_too_late(script: Script) -
     script.wait(0.9)
     script.deliver()
     assert not script.rules
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_attempts(script: Script, attempts: int) -> None:
+    """The second delivery counts as the first did, or as none."""
+    script.publish()
+    script.deliver()
+    script.requeue(0, 0.0)
+    script.deliver(attempts=attempts)
+    assert script.rules == {Rule.ATTEMPTS}
+
+
+def test_attempts_may_be_missing_and_be_forgotten_in_a_crash(script: Script) -> None:
+    """What lay in a connection that ended counts, and nobody saw it; of what a crash forgot the number comes again."""
+    script.publish()
+    script.deliver(attempts=3)
+    script.requeue(0, 0.0)
+    script.deliver(attempts=5)
+    script.crash()
+    script.deliver(attempts=5)
+    script.finish()
+    script.drain()
+    assert script.rules == set()
 
 
 def test_duplicate_after_a_crash_and_a_finish(script: Script) -> None:
