@@ -29,6 +29,7 @@ from tests.crash.rocketmq_history import (
     KeyFound,
     Kind,
     Place,
+    Pulled,
     Read,
     Scanned,
     SendAnswered,
@@ -65,6 +66,7 @@ class RocketmqChecker(HistoryChecker):
                 EndAnswered: self._end_answered,
                 CheckAsked: self._check_asked,
                 Read: self._read,
+                Pulled: self._pulled,
                 Scanned: self._scanned,
                 CommitSent: self._commit_sent,
                 CommitAnswered: self._commit_answered,
@@ -157,6 +159,8 @@ class RocketmqChecker(HistoryChecker):
         if known is None:
             queue.slots[queue_offset] = slot
             queue.end = max(queue.end, queue_offset + 1)
+            if queue_offset in queue.passed:
+                self._blame(Rule.PASSED_OVER, at, f"{place} queue_offset={queue_offset} {slot}")
             return True
         if known != slot:
             self._blame(Rule.TWO_PAYLOADS, at, f"{place} queue_offset={queue_offset} {known} and {slot}")
@@ -265,6 +269,15 @@ class RocketmqChecker(HistoryChecker):
         copies.stored_at.append(event.stored_at)
         if not copies.is_owed:
             self._owed_copies.discard(key)
+
+    def _pulled(self, event: Pulled) -> None:
+        queue = self._queues[event.place]
+        for queue_offset in set(range(event.first, event.following)).difference(event.found):
+            if slot := queue.slots.get(queue_offset):
+                text = f"{event.place} queue_offset={queue_offset} group={event.group} {slot}"
+                self._blame(Rule.PASSED_OVER, event.at, text)
+            else:
+                queue.passed.add(queue_offset)  # what a kill cut off, if nothing is found there
 
     def _scanned(self, event: Scanned) -> None:
         queue = self._queues[event.place]

@@ -98,6 +98,17 @@ class Read(NamedTuple):
     stored_at: float
 
 
+class Pulled(NamedTuple):
+    """A group's pull from ``first`` on brought the messages at ``found``, and goes on at ``following``."""
+
+    at: float
+    group: str
+    place: Place
+    first: int
+    following: int
+    found: tuple[int, ...]
+
+
 class Scanned(NamedTuple):
     """A queue was read from ``first`` to its end while nobody wrote to it."""
 

@@ -19,6 +19,7 @@ from tests.crash.rocketmq_history import (
     Ended,
     Kind,
     Place,
+    Pulled,
     Read,
     SendAnswered,
     Sent,
@@ -214,12 +215,16 @@ class TransactionProducer(Producer):
 
 
 class Consumer(RemotingSocket):
-    """One member of a group that reads all its queues, commits, and sends some messages back."""
+    """One member of a group that reads all its queues, commits, and sends some messages back.
+
+    Attributes:
+        following: Where its next pull of each queue begins.
+    """
 
     def __init__(self, load: RocketmqLoad, address: str, group: str, topics: dict[str, int]) -> None:
         self.load = load
         self.group = group
-        self.unread: dict[Place, int] = {}
+        self.following: dict[Place, int] = {}
         super().__init__(load.selector, address)
         self._heartbeat(topics)
         retry = f"%RETRY%{group}"
@@ -241,7 +246,7 @@ class Consumer(RemotingSocket):
 
     def _ask_offset(self, place: Place) -> None:
         ext = {"consumerGroup": self.group, "topic": place.topic, "queueId": place.queue_id}
-        self.unread[place] = 0
+        self.following[place] = 0
 
         def answered(frame: Frame | None) -> None:
             if frame is None:
@@ -285,13 +290,15 @@ class Consumer(RemotingSocket):
             return
         if commit >= 0:
             load.record(CommitAnswered(load.now(), commit))
-        following = int(frame.ext["nextBeginOffset"])
-        if frame.code == wire.SUCCESS:
-            for record in wire.decode_records(frame.body):
-                load.deliveries += 1
-                load.record(read_event(load, place, record))
-                if not load.draining and load.rng.random() < 0.02:
-                    self._send_back(record)
+        following = self.following[place] = int(frame.ext["nextBeginOffset"])
+        found = wire.decode_records(frame.body) if frame.code == wire.SUCCESS else []
+        for record in found:
+            load.deliveries += 1
+            load.record(read_event(load, place, record))
+            if not load.draining and load.rng.random() < 0.02:
+                self._send_back(record)
+        places = tuple(record.queue_offset for record in found)
+        load.record(Pulled(load.now(), self.group, place, offset, following, places))
         if load.crashed_at:
             return
         draw = load.rng.random()

@@ -22,6 +22,7 @@ class Rule(StrEnum):
     ORDER = "a producer's messages out of order in a queue"
     TWO_PAYLOADS = "two messages at one place of a queue"
     MISPLACED = "a message not where its producer was told"
+    PASSED_OVER = "a message that a group was led past"
     HOLE = "places of a queue without a message, and no batch that a kill cut off"
     TORN_BATCH = "a part of a batch"
     EARLY = "a delayed message before its time"

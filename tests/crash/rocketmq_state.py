@@ -47,6 +47,7 @@ class Queue:
     read: set[int] = field(default_factory=set)
     holes: set[int] = field(default_factory=set)  # left by batches that were cut off
     read_now: set[int] = field(default_factory=set)  # since the last start
+    passed: set[int] = field(default_factory=set)  # places without a message when some group was led past them
     ordered: int = 0
     last_sequence: dict[int, int] = field(default_factory=dict)
 

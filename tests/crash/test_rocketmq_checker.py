@@ -26,6 +26,7 @@ from tests.crash.rocketmq_history import (
     KeyFound,
     Kind,
     Place,
+    Pulled,
     Read,
     Scanned,
     SendAnswered,
@@ -189,6 +190,30 @@ def test_acknowledged_message_that_nobody_got_is_lost_at_the_end(script: Script)
     script.send(0, 0)
     script.drain()
     assert script.rules() == {Rule.LOST}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_message_that_a_group_is_led_past(script: Script, is_known: bool) -> None:
+    """Whether its place was told before, or is found by a scan behind it."""
+    script.send(0, 0)
+    script.send(1, 1, outcome=Outcome.OK if is_known else Outcome.UNKNOWN)
+    script.send(2, 2)
+    script.step(Pulled(script.now, "g", HERE, 0, 3, (0, 2)))
+    for at in range(3):
+        script.read(at, at)
+    script.scan(3)
+    assert script.rules() == {Rule.PASSED_OVER}
+
+
+def test_group_is_led_past_what_a_kill_cut_off(script: Script) -> None:
+    script.send(0, 0)
+    script.send(1, kind=Kind.BATCH, count=3, outcome=Outcome.UNKNOWN)
+    script.send(4, 3)
+    script.step(Pulled(script.now, "g", HERE, 0, 4, (0, 3)))
+    script.read(0, 0)
+    script.read(4, 3)
+    script.scan(4)
+    assert script.rules() == set()
 
 
 def test_place_without_a_message_is_a_hole(script: Script) -> None:
