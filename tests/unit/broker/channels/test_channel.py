@@ -52,6 +52,7 @@ def test_ready_count_is_a_sticky_window() -> None:
     sub.ready_count = 1
     assert bench.offsets(sub) == []
     assert (sub.message_count, sub.finish_count, sub.in_flight_count) == (4, 2, 2)
+    assert (bench.channel.delivered_count, bench.channel.finish_count) == (4, 2)
 
 
 @pytest.mark.parametrize(("most", "expected"), [(0, []), (1, [0]), (3, [0, 1, 2])])
@@ -324,6 +325,7 @@ def test_messages_of_an_ended_subscription_come_back_by_time_out() -> None:
     other = bench.subscribe(2)
     assert bench.take(other) == []
     assert bench.channel.in_flight_count == 2
+    assert bench.channel.next_deadline_ms() == bench.now + 1_000  # nobody else would wake it
     assert bench.finish(other, ids[0]) == [NOT_OWNER]
     assert bench.advance(1_000) == 2
     assert [attempts for _, _, attempts in bench.take(other)] == [2, 2]

@@ -299,6 +299,46 @@ def test_spilled_deferrals_are_in_the_snapshot_and_come_back(tmp_path) -> None:
     assert not (tmp_path / "spill").exists()
 
 
+def test_what_is_read_back_from_a_file_during_a_snapshot_is_in_it(tmp_path) -> None:
+    """Left out, it would come at once and as if for the first time."""
+    bench = Bench(max_deferred_in_memory=10, spill_directory=tmp_path / "spill")
+    ids = bench.publish(400)
+    sub = bench.subscribe(400, msg_timeout_ms=10**9)
+    bench.take(sub)
+    for number, message_id in enumerate(ids):
+        bench.requeue(sub, message_id, 100_000 if number % 2 else 40_000_000)
+    bench.channel.take_changes()
+    parts = bench.channel.snapshot_parts(1)
+    states = [next(parts)]
+    bench.advance(70_000)  # half of them move to where they are due within seconds
+    bench.restart([*states, *parts])
+    assert (bench.channel.deferred_count, bench.channel.depth) == (400, 0)
+    bench.advance(40_000_000)
+    taken = bench.take(bench.subscribe(400))
+    assert sorted((message_id, attempts) for message_id, _, attempts in taken) == [(message_id, 2) for message_id in ids]
+
+
+def test_retention_during_a_snapshot_takes_no_delay_from_it() -> None:
+    """What is deferred and evicted is given up where it is much, but not while a snapshot says what there is."""
+    bench = Bench()
+    ids = bench.publish(6_000)
+    sub = bench.subscribe(6_000, msg_timeout_ms=10**9)
+    bench.take(sub, 6_000)
+    for message_id in ids:
+        bench.requeue(sub, message_id, 600_000)
+    bench.channel.take_changes()
+    parts = bench.channel.snapshot_parts(100)
+    states = [next(parts)]
+    bench.queues[0].remove_below(5_990)
+    assert bench.take(sub) == []
+    bench.restart([*states, *parts])
+    sub = bench.subscribe(6_000)
+    assert bench.take(sub) == []
+    assert bench.channel.deferred_count == 10
+    bench.advance(600_000)
+    assert [attempts for _, _, attempts in bench.take(sub)] == [2] * 10
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_snapshot_in_parts_while_time_passes(tmp_path, seed: int) -> None:
     """Nothing is missing from the parts and the changes since, whatever moved between buckets meanwhile."""
