@@ -40,6 +40,11 @@ class BothLoad:
         return self.nsq.acknowledged + self.rocketmq.acknowledged
 
     @property
+    def complaints(self) -> list[bytes]:
+        """What a broker may do only as it dies."""
+        return self.nsq.complaints + self.rocketmq.complaints
+
+    @property
     def deliveries(self) -> int:
         """Messages that came, to channels and groups."""
         return self.nsq.deliveries + self.rocketmq.deliveries

@@ -141,6 +141,7 @@ class Publisher(Producer, NsqSocket):
         self.identified = False
         Producer.__init__(self, load)
         NsqSocket.__init__(self, load.selector, address, {"heartbeat_interval": 10000})
+        self.on_cut_off = lambda: load.complain("a publisher's connection was closed")
 
     def frame(self, kind: int, data: bytes) -> None:
         if not self.identified:
@@ -177,6 +178,7 @@ class HttpPublisher(Producer, HttpSocket):
     def __init__(self, load: Load, address: str) -> None:
         Producer.__init__(self, load)
         HttpSocket.__init__(self, load.selector, address)
+        self.on_cut_off = lambda: load.complain("an HTTP publisher's connection was closed")
 
     def publish(self) -> None:
         """Send a command if none is under way."""
@@ -187,10 +189,12 @@ class HttpPublisher(Producer, HttpSocket):
         delay = f"&defer={command.delay_ms}" if command.delay_ms else ""
         self.request("POST", f"{path}?topic={command.topic}{delay}", self.answered, b"\n".join(command.bodies))
 
-    def answered(self, status: int, _body: bytes) -> None:
+    def answered(self, status: int, body: bytes) -> None:
         """Note the outcome: one code stands for a full store, which leaves nothing, and a failed flush, which may."""
         if self.waiting:
             command, topic = self.waiting.popleft()
+            if status not in (0, 200):
+                self.load.complain(f"HTTP publish answered {status}: {body[:100]!r}")
             self.load.answered(command, topic, Outcome.OK if status == 200 else Outcome.UNKNOWN)
 
     def lost(self) -> None:
@@ -209,6 +213,8 @@ class Consumer(NsqSocket):
         self.is_steady = thing.channel == "main"
         options = {"heartbeat_interval": 10000, "msg_timeout": int(MSG_TIMEOUT_S * 1000)}
         super().__init__(load.selector, address, options)
+        if thing in load.lasting:  # the others go with their channels
+            self.on_cut_off = lambda: load.complain(f"the connection of a consumer of {thing} was closed")
         load.record(Asked(time.monotonic(), thing, True, self.is_steady))
         self.send(b"SUB %s %s\n" % (thing.topic.encode(), thing.channel.encode()))
 
@@ -292,7 +298,12 @@ class Consumer(NsqSocket):
 
 
 class Load:
-    """All connections to one run of a broker. ``run`` drives them until a time."""
+    """All connections to one run of a broker. ``run`` drives them until a time.
+
+    Attributes:
+        refusals: Errors that the broker answered, such as a full store gives.
+        complaints: What else no broker that runs may do: close a connection, or leave something without its answer.
+    """
 
     def __init__(
         self,
@@ -315,6 +326,7 @@ class Load:
         self.published = 0
         self._began_at = time.monotonic()
         self.refusals: list[bytes] = []
+        self.complaints: list[bytes] = []
         self.pending: Counter[str] = Counter()  # unanswered publish commands per topic
         self.lasting: tuple[Thing, ...] = LASTING
         self.topics: list[str] = []
@@ -348,6 +360,11 @@ class Load:
         """Record an event."""
         self.history.record(event)
 
+    def complain(self, text: str) -> None:
+        """Note what a broker may do only as it dies."""
+        if not self.crashed_at:
+            self.complaints.append(text.encode())
+
     def later(self, at: float, consumer: Consumer, message_id: str, what: str) -> None:
         """Settle a message at a later time."""
         heappush(self._timers, (at, self._next("timer"), consumer, message_id, what))
@@ -358,11 +375,15 @@ class Load:
         """Look at what exists, then open consumers."""
         self._addresses = listeners
         self._http = HttpSocket(self.selector, listeners["nsq_http"])
+        self._http.on_cut_off = lambda: self.complain("the connection for requests was closed")
         self._observe()
         things = list(self.lasting) + [thing for thing in self._passing() if self.checker.exists(thing)]
         for thing in things:
             self._subscribe(thing)
-        self.run(time.monotonic() + 5, until=lambda: all(consumer.step >= 2 for consumer in self._consumers))
+        self.run(time.monotonic() + 20, until=lambda: all(consumer.step >= 2 for consumer in self._consumers))
+        for consumer in self._consumers:
+            if consumer.step < 2:
+                self.complain(f"{consumer.thing} was not subscribed to")
 
     def begin_publishing(self) -> None:
         """Open the publishers."""
@@ -392,6 +413,7 @@ class Load:
         self._http.request("GET", "/stats?format=json&include_clients=false", lambda *answer: answers.append(answer))
         self.run(time.monotonic() + 10, until=lambda: bool(answers))
         if not answers or answers[0][0] != 200:
+            self.complain(f"/stats answered {answers}")
             return
         things = set()
         for topic in json.loads(answers[0][1])["topics"]:
@@ -558,9 +580,11 @@ class Load:
         assert self._http is not None
         self.record(ChangeAsked(time.monotonic(), thing, what))
 
-        def answered(status: int, _: bytes) -> None:
+        def answered(status: int, body: bytes) -> None:
             if status == 200:
                 self.record(ChangeGranted(self.now(), thing, what))
+            else:
+                self._complain_of(f"{what} {thing}", status, body)
 
         self._http.request("POST", f"/channel/{what}?topic={thing.topic}&channel={thing.channel}", answered)
 
@@ -598,8 +622,9 @@ class Load:
             return
         self.record(Asked(time.monotonic(), thing, creates, thing.channel == "main"))
 
-        def answered(status: int, _: bytes) -> None:
+        def answered(status: int, body: bytes) -> None:
             if status != 200:
+                self._complain_of(path, status, body)
                 return
             self.record(Granted(self.now(), thing))
             if creates and not self.crashed_at:
@@ -616,8 +641,15 @@ class Load:
         thing = Thing(channel.topic)
         self.record(Asked(time.monotonic(), thing, True))
 
-        def answered(status: int, _: bytes) -> None:
+        def answered(status: int, body: bytes) -> None:
             if status == 200:
                 self.record(Granted(self.now(), thing))
+            else:
+                self._complain_of(f"create {thing}", status, body)
 
         self._http.request("POST", f"/topic/create?topic={thing.topic}", answered)
+
+    def _complain_of(self, request: str, status: int, body: bytes) -> None:
+        """Note an answer that is none, unless the broker died (0)."""
+        if status:
+            self.complain(f"{request} answered {status}: {body[:100]!r}")

@@ -47,6 +47,7 @@ class Socket:
         self._selector = selector
         self._out = bytearray()
         self.is_open = True
+        self.on_cut_off: Callable[[], None] = lambda: None  # the peer closes, before ``lost``
         self._socket = socket.create_connection((host, int(port)), timeout=5)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
@@ -97,6 +98,7 @@ class Socket:
                 if len(data) < _READ_BYTES:
                     self.clear_at = began_at
             else:
+                self.on_cut_off()
                 self.close()
 
     def close(self) -> None:

@@ -22,6 +22,9 @@ SUCCESS, QUERY_NOT_FOUND, TOPIC_NOT_EXIST = 0, 22, 17
 PULL_NOT_FOUND, PULL_RETRY, PULL_MOVED = 19, 20, 21
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
+STOPPING = "the broker is stopping"
+"""The remark with which it refuses what comes behind SIGTERM."""
+
 _RESPONSE, _ONE_WAY = 1, 2
 _VERSION = 409
 

@@ -70,6 +70,10 @@ class RocketmqLoad:
     Args:
         state: What goes on from run to run: numbers, and how far each queue was scanned.
         has_times: The broker knows TIMER_DELIVER_MS and TIMER_DELAY_MS.
+
+    Attributes:
+        refusals: Errors that the broker answered, such as a full store gives.
+        complaints: What else no broker that runs may do: close a connection, or leave something without its answer.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class RocketmqLoad:
         self.messages_per_s = 1500.0
         self.backlog = 3000
         self.refusals: list[bytes] = []
+        self.complaints: list[bytes] = []
         self.places: list[Place] = []
         self.topics = dict(TOPICS)  # made by this load, with their queues
         self.auto_topics = {AUTO_TOPIC: 2}
@@ -162,6 +167,19 @@ class RocketmqLoad:
         """The broker refused something it should not have."""
         self.refusals.append(f"code={frame.code} {frame.remark}".encode())
 
+    def expect_success(self, frame: Frame | None) -> bool:
+        """Tell whether an answer is a good one; any other is a complaint, but for that of a broker that stops."""
+        if frame is None:
+            return False
+        if frame.code != wire.SUCCESS and frame.remark != wire.STOPPING:
+            self.complain(f"code={frame.code} {frame.remark}")
+        return frame.code == wire.SUCCESS
+
+    def complain(self, text: str) -> None:
+        """Note what a broker may do only as it dies."""
+        if not self.crashed_at:
+            self.complaints.append(text.encode())
+
     @property
     def is_behind(self) -> bool:
         """Whether the consumers have enough to do, or the producers sent their share."""
@@ -174,6 +192,7 @@ class RocketmqLoad:
         """Look at what exists, read it all again, then open the consumers."""
         self._address, self._nsq_address = listeners[LISTENER], listeners.get("nsq_tcp", "")
         self._admin = RemotingSocket(self.selector, self._address)
+        self._admin.on_cut_off = lambda: self.complain("the connection for tools was closed")
         found = self._list_topics()
         self.record(TopicsFound(time.monotonic(), tuple(sorted(found.items()))))
         self._passing = {topic: queues for topic, queues in found.items() if topic.startswith(PASSING)}
@@ -187,6 +206,8 @@ class RocketmqLoad:
         if self._nsq_address:
             channels = [NsqConsumer(self, self._nsq_address, topic) for topic in CHANNEL_TOPICS]
             self._wait(lambda: all(channel.is_subscribed for channel in channels))
+            if missing := [channel.topic for channel in channels if not channel.is_subscribed]:
+                self.complain(f"NSQ's channels of {missing} were not subscribed to")
         topics = {**self.topics, **self.auto_topics}
         self._consumers = [Consumer(self, self._address, group, topics) for group in GROUPS]
 
@@ -231,8 +252,20 @@ class RocketmqLoad:
         while True:
             self.scan(self._list_topics())
             if not self.checker.owed() or time.monotonic() > until:
-                return
+                break
             self._wait(lambda: not self.checker.owed(), 0.5)
+        self._wait(lambda: not self._read_in_part(), max(until - time.monotonic(), 0.5))
+        for text in self._read_in_part():
+            self.complain(text)
+
+    def _read_in_part(self) -> list[str]:
+        """Say which groups have not read a queue to where the last scan ended, which nobody has written to since."""
+        return [
+            f"group {consumer.group} is at {following} of {end} in {place}"
+            for consumer in self._consumers
+            for place, following in consumer.following.items()
+            if following < (end := self._scanned.get(place, 0))
+        ]
 
     def stop_publishing(self) -> None:
         """Send no more; questions about transactions are answered, and consumers send nothing back."""
@@ -276,8 +309,9 @@ class RocketmqLoad:
     def _list_topics(self) -> dict[str, int]:
         """Return the topics of this load that exist, with their numbers of queues to read."""
         frame = self._ask(wire.ALL_TOPICS, {})
-        if frame is None or frame.code != wire.SUCCESS:
+        if not self.expect_success(frame):
             return {}
+        assert frame is not None
         table = json.loads(frame.body)["topicConfigTable"]
         return {name: int(config["readQueueNums"]) for name, config in table.items() if name.startswith(self._ours)}
 
@@ -344,6 +378,7 @@ class RocketmqLoad:
     def scan(self, topics: dict[str, int], *, full: bool = False) -> None:
         """Read every queue to its end: from the start, or from a little before where the last scan ended."""
         scanner = RemotingSocket(self.selector, self._address)
+        scanner.on_cut_off = lambda: self.complain("the connection of a scan was closed")
         self._pending_scans = 0
         for topic, queues in topics.items():
             for queue_id in range(queues):
@@ -352,13 +387,16 @@ class RocketmqLoad:
                 first = 0 if full else max(0, self._scanned.get(place, 0) - 20)
                 self._scan_queue(scanner, place, first)
         self._wait(lambda: not self._pending_scans or not scanner.is_open, 60.0)
+        if self._pending_scans:
+            self.complain(f"{self._pending_scans} queues could not be read to their end")
         scanner.close()
 
     def _scan_queue(self, scanner: RemotingSocket, place: Place, first: int) -> None:
         where = {"topic": place.topic, "queueId": place.queue_id}
 
         def told(frame: Frame | None) -> None:
-            if frame is not None and frame.code == wire.SUCCESS:
+            if self.expect_success(frame):
+                assert frame is not None
                 pull(first, int(frame.ext["offset"]))
 
         def pull(offset: int, end: int) -> None:
@@ -418,6 +456,8 @@ class RocketmqLoad:
                 if frame is None or frame.code == wire.SUCCESS or time.monotonic() > until:
                     break
                 self.run(time.monotonic() + 0.05)
-            if frame is not None and frame.code in (wire.SUCCESS, wire.QUERY_NOT_FOUND):
+            if frame is None or frame.code not in (wire.SUCCESS, wire.QUERY_NOT_FOUND):
+                self.expect_success(frame)
+            else:
                 bodies = tuple(record.body for record in wire.decode_records(frame.body))
                 self.record(KeyFound(time.monotonic(), payload.topic, payload.producer, payload.sequence, bodies))

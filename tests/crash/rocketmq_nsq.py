@@ -31,6 +31,7 @@ class NsqProducer(NsqSocket):
         self.unanswered: deque[int] = deque()
         self._is_identified = False
         super().__init__(load.selector, address, {"heartbeat_interval": 10000})
+        self.on_cut_off = lambda: load.complain("an NSQ publisher's connection was closed")
 
     @property
     def waiting(self) -> int:
@@ -80,6 +81,7 @@ class NsqConsumer(NsqSocket):
         self.is_subscribed = False
         self._answers = 0
         super().__init__(load.selector, address, {"heartbeat_interval": 10000})
+        self.on_cut_off = lambda: load.complain(f"the connection of an NSQ consumer of {topic} was closed")
         self.send(b"SUB %s %s\n" % (topic.encode(), CHANNEL.encode()))
 
     def frame(self, kind: int, data: bytes) -> None:

@@ -66,6 +66,7 @@ class Producer(RemotingSocket):
         self.producer = load.next_number("producer")
         self.sequences: dict[str, int] = {}
         super().__init__(load.selector, address)
+        self.on_cut_off = lambda: load.complain("a producer's connection was closed")
 
     def publish(self) -> None:
         """Send up to the number that may be under way."""
@@ -139,11 +140,7 @@ class TransactionProducer(Producer):
     def __init__(self, load: RocketmqLoad, address: str) -> None:
         super().__init__(load, address)
         body = b'{"clientID":"tx@1","producerDataSet":[{"groupName":"%s"}],"consumerDataSet":[]}'
-        self.is_known = False
-        self.request(wire.HEART_BEAT, {}, body % TRANSACTION_GROUP.encode(), self._beaten)
-
-    def _beaten(self, frame: Frame | None) -> None:
-        self.is_known = frame is not None and frame.code == wire.SUCCESS
+        self.request(wire.HEART_BEAT, {}, body % TRANSACTION_GROUP.encode(), load.expect_success)
 
     def publish(self) -> None:
         """Send a few half messages."""
@@ -226,6 +223,7 @@ class Consumer(RemotingSocket):
         self.group = group
         self.following: dict[Place, int] = {}
         super().__init__(load.selector, address)
+        self.on_cut_off = lambda: load.complain(f"the connection of group {group} was closed")
         self._heartbeat(topics)
         retry = f"%RETRY%{group}"
         for topic, queues in {**topics, retry: 1}.items():
@@ -242,7 +240,7 @@ class Consumer(RemotingSocket):
             '"consumeType":"CONSUME_PASSIVELY","messageModel":"CLUSTERING","consumeFromWhere":'
             f'"CONSUME_FROM_FIRST_OFFSET","unitMode":false,"subscriptionDataSet":[{subscriptions}]}}]}}'
         )
-        self.request(wire.HEART_BEAT, {}, body.encode(), lambda frame: None)
+        self.request(wire.HEART_BEAT, {}, body.encode(), self.load.expect_success)
 
     def _ask_offset(self, place: Place) -> None:
         ext = {"consumerGroup": self.group, "topic": place.topic, "queueId": place.queue_id}
@@ -284,7 +282,7 @@ class Consumer(RemotingSocket):
         if frame is None:
             return
         if "nextBeginOffset" not in frame.ext:
-            if frame.code != wire.TOPIC_NOT_EXIST and frame.remark != "the broker is stopping":
+            if frame.code != wire.TOPIC_NOT_EXIST and frame.remark != wire.STOPPING:
                 load.refused(frame)
             load.later(0.3, lambda: self._pull(place, offset, -1))
             return
@@ -315,7 +313,7 @@ class Consumer(RemotingSocket):
         }  # fmt: skip
 
         def answered(frame: Frame | None) -> None:
-            if frame is not None and frame.code == wire.SUCCESS:
+            if load.expect_success(frame):
                 load.record(CommitAnswered(load.now(), number))
 
         self.request(wire.COMMIT_OFFSET, ext, answered=None if one_way else answered)
