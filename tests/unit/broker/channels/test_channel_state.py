@@ -315,7 +315,7 @@ def test_what_is_read_back_from_a_file_during_a_snapshot_is_in_it(tmp_path) -> N
     assert (bench.channel.deferred_count, bench.channel.depth) == (400, 0)
     bench.advance(40_000_000)
     taken = bench.take(bench.subscribe(400))
-    assert sorted((message_id, attempts) for message_id, _, attempts in taken) == [(message_id, 2) for message_id in ids]
+    assert sorted((found, attempts) for found, _, attempts in taken) == [(message_id, 2) for message_id in ids]
 
 
 def test_retention_during_a_snapshot_takes_no_delay_from_it() -> None:
