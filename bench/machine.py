@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-GENERATED = ("bench/results", "docs/performance.md", "docs/performance.svg", "docs/performance-rocketmq.svg")
+GENERATED = (
+    "bench/results",
+    "docs/performance.md",
+    "docs/performance-history.md",
+    "docs/performance.svg",
+    "docs/performance-rocketmq.svg",
+)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from bench.case import Case, Stage
 from bench.cases import CASES, CASES_OF
 from bench.command_line import changed_sizes, exit_at_sigterm, take_sizes, tell_verdict
 from bench.errors import BenchError
+from bench.history import update_history
 from bench.machine import REPOSITORY, Cores, current_commit, describe_machine
 from bench.metrics import METRICS
 from bench.programs import PEERS, build_programs
@@ -78,6 +79,7 @@ def main() -> int:
     print(f"results: {path}")
     if _is_whole(arguments) and not run.failures:
         update_document(run)
+        update_history()
     missed = missed_targets(run)
     tell_verdict(run.failures, missed)
     # One short sample is no proof of anything but that the case works.

@@ -12,7 +12,8 @@ answered. ``large_requests`` and ``long_answers`` are done in several turns; ``g
 clients.
 ``broker_config`` is our settings by RocketMQ's keys; ``metrics`` counts. ``registry`` serves routes;
 ``registration`` tells registries of this broker, under the address that ``advertised`` finds, through ``client``;
-``blocking`` is the client without an event loop. ``assembly`` builds one node's part.
+``registration_table`` is what it says of topics. ``blocking`` is the client without an event loop. ``assembly``
+builds one node's part.
 
 The package speaks to the broker core and the registry core; it must not know the store's files, nor any other protocol.
 Ref: docs/protocols/remoting.md.
