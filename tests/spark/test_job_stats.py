@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from headrace import testing
 from headrace.errors import ConfigError
 from headrace.format.names import STATISTICS_TOPIC, segment_name
-from headrace.spark.jobs import alerts, stats, stats_counting
+from headrace.spark.jobs import alerts, broker_counts, stats, stats_counting
 from headrace.spark.jobs.log_rows import splits_between
 from headrace.spark.scan import StoreSource, plan_log
 from tests.support.job_stores import BEGIN, HOUR, MINUTE, JobStore
@@ -205,6 +206,28 @@ def test_what_was_counted_of_a_broker_stays_while_it_is_away(
     assert puts_of(out, "minute") == everything | {("b5", "orders", 1): 1}
     assert summary.facts["hours_written"] == 1
     assert any("counted earlier: the log of b4 no longer" in note for note in summary.notes)
+
+
+def test_a_broker_that_comes_back_while_a_run_has_begun_keeps_what_was_counted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its log nothing is read, but its records of the same hours are: they took the place of its puts."""
+    out = tmp_path / "out"
+    b1, b2 = made(tmp_path / "b1", (1, "orders")), made(tmp_path / "b2", (1, "orders"), (1, "orders"))
+    for store in (b1, b2):
+        stats.run(spark, stats.Config(store=store, to=out, report="none"))
+    before = files_of(out)
+    names = {"broker": "b2", "topic": "orders", "group": "billing", "source": "rocketmq", "host": ""}
+    came = [{"time": (BEGIN + HOUR) * 1_000, **names, "get_messages": 5, "damaged": 0}]
+
+    def with_another(*arguments: Any, **options: Any) -> Any:
+        rows = broker_counts.broker_counts(*arguments, **options)
+        return rows.unionByName(spark.createDataFrame(pa.Table.from_pylist(came, schema=broker_counts.SCHEMA)))
+
+    monkeypatch.setattr(stats_counting, "broker_counts", with_another)
+    summary = stats.run(spark, stats.Config(store=b1, to=out, report="none"))
+    assert files_of(out) == before
+    assert summary.facts["get_messages"] == 0
 
 
 def test_a_run_that_is_killed_while_it_puts_hours_in_place_loses_nothing(

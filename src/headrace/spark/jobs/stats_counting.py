@@ -77,7 +77,8 @@ def _count(
     for broker in sorted(stats_tables.brokers_there(spark, config.to) - {split.broker for split in splits}):
         summary.notes.append(f"broker {broker!r} was not read: its rows in the tables stay as they are")
     phase("counting")
-    counts = count_minutes(spark, splits_between(splits, config.from_ms, config.to_ms), config).persist()
+    read = {extent.broker for extent in extents}
+    counts = count_minutes(spark, splits_between(splits, config.from_ms, config.to_ms), read, config).persist()
     try:
         counted = _summarise(counts, config, summary)
         if config.dry_run:
@@ -93,13 +94,19 @@ def _count(
         _report(spark, config, summary, written)
 
 
-def count_minutes(spark: SparkSession, splits: Sequence[LogSplit], config: Config) -> DataFrame:
-    """Return what was counted in each minute of what splits hold: rows of ``stats_merge.SCHEMA``, in parts."""
+def count_minutes(spark: SparkSession, splits: Sequence[LogSplit], brokers: Set[str], config: Config) -> DataFrame:
+    """Return what was counted in each minute of what splits hold: rows of ``stats_merge.SCHEMA``, in parts.
+
+    Args:
+        brokers: Those whose logs are read. What one that has come since has written into HR_STATS would, as all that
+            is counted of its hours, take the place of what it put.
+    """
     work = partial(
         count_split, topics=config.topics or None, since=config.from_ms, until=config.to_ms, hosts=config.hosts
     )
     partials = run_in_tasks(spark, splits, work, SCHEMA)
     counts = broker_counts(spark, config, splits, since=config.from_ms, until=config.to_ms)
+    counts = counts.where(F.col("broker").isin(sorted(brokers)))
     if config.topics:
         counts = counts.where(
             F.col("topic").isin(list(config.topics)) | (F.col("damaged") > 0) | (F.col("left_out") > 0)
