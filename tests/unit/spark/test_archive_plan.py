@@ -158,6 +158,15 @@ def test_plan_of_another_store_is_refused(store, config):
         resume(replace(config, to=config.to / "2"))
 
 
+def test_another_store_is_refused_also_behind_one_that_did_not_say_what_it_is(store, config):
+    (config.to / FOLDER).mkdir(parents=True)
+    for epoch, (first, end, store_id) in enumerate(((0, 100, "cd" * 16), (100, 200, "")), 1):
+        covered = {"b": BrokerRange(start=first, end=end, store_id=store_id)}
+        write_epoch(config.to, Epoch(epoch=epoch, selection=config.selection, brokers=covered, files=[]))
+    with pytest.raises(ConfigError, match="another store of broker 'b'"):
+        archive_plan.make_plan(StoreSource(str(config.store)), config, load_epochs(config.to))
+
+
 def test_broker_that_is_away_is_left_for_a_later_run(store, config):
     plan = leave_plan(config)
     leave_plan(

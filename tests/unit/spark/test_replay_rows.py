@@ -106,6 +106,24 @@ def test_another_archive_of_the_same_store_has_another_identity(tmp_path):
     assert len({identity(0), identity(100), identity(0, since=7)}) == 3
 
 
+def test_a_store_that_once_did_not_say_what_it_is_is_the_same(tmp_path):
+    """As a copy of the log alone, from which an archive went on: the replay of before would send everything again."""
+    config = replay.Config(archive=tmp_path, servers="h:1")
+    known = BrokerRange(start=0, end=500, store_id="s")
+    unknown = BrokerRange(start=500, end=600)
+
+    def made(*ranges):
+        return Manifest(tmp_path, [
+            Epoch(epoch=number, selection=Selection(), brokers={"b": covered}, files=[])
+            for number, covered in enumerate(ranges, 1)
+        ])  # fmt: skip
+
+    before, grown = made(known), made(known, unknown)
+    assert grown.store_ids == {"b": "s"}
+    assert replay.identity(config, before, "b", "t") == replay.identity(config, grown, "b", "t")
+    assert made(unknown).store_ids == {}
+
+
 def test_a_name_of_ones_own_stands_for_the_rows_of_the_same_times(tmp_path):
     """Rows are numbered from the first one sent on: of other times they would be taken for duplicates."""
     covered = {"b": BrokerRange(start=0, end=500, store_id="s")}

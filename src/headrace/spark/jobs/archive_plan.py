@@ -106,7 +106,8 @@ def make_plan(source: Source, config: Config, manifest: Manifest, *, at_once: in
         extent.broker: source.on_disk(extent) if isinstance(source, CutSource) else extent
         for extent in source.extents()
     }
-    store_ids = manifest.store_ids | (dict(left.store_ids) if left is not None else {})
+    planned = left.store_ids if left is not None else {}
+    store_ids = manifest.store_ids | {broker: store_id for broker, store_id in planned.items() if store_id}
     refuse_other_stores(extents, manifest.ends, store_ids, config.to)
     if left is not None:
         absent = absent_of({**left.starts, **manifest.ends}, extents)
@@ -268,7 +269,7 @@ def refuse_other_stores(
     names = {store_id: broker for broker, store_id in store_ids.items() if store_id}
     for broker, extent in extents.items():
         end = ends.get(broker)
-        if extent.store_id and store_ids.get(broker, extent.store_id) not in ("", extent.store_id):
+        if extent.store_id and store_ids.get(broker, extent.store_id) != extent.store_id:
             raise ConfigError(
                 f"the archive {root} holds another store of broker {broker!r}: its offsets mean other messages; begin "
                 "another archive in another folder",

@@ -137,8 +137,9 @@ class Manifest:
 
     @property
     def store_ids(self) -> dict[str, str]:
-        """Broker -> identity of its store, where it is known."""
-        return {broker: covered.store_id for epoch in self.epochs for broker, covered in epoch.brokers.items()}
+        """Broker -> identity of its store, where it is known: a copy of a log alone does not say it."""
+        ranges = (of_broker for epoch in self.epochs for of_broker in epoch.brokers.items())
+        return {broker: covered.store_id for broker, covered in ranges if covered.store_id}
 
     @property
     def rows(self) -> int:
