@@ -8,7 +8,7 @@ import pytest
 
 from headrace.spark.jobs import stats_report
 from headrace.spark.jobs.stats_plots import Series, bars, lines
-from headrace.spark.jobs.stats_report import ReportData, ReportTable, choose_span, render
+from headrace.spark.jobs.stats_report import ReportData, ReportTable, axis_of, choose_span, render
 
 AXIS = list(range(1_767_225_600, 1_767_229_200, 60))
 
@@ -57,6 +57,14 @@ def test_a_page_escapes_what_it_shows() -> None:
 )
 def test_long_periods_are_drawn_by_longer_spans(hours: list[str], span: str) -> None:
     assert choose_span(hours) == span
+
+
+def test_the_ages_before_a_message_of_a_wrong_clock_are_not_drawn() -> None:
+    """One of the year 9999 beside those of today made a page of a gigabyte, day by day."""
+    day, last = 86_400, 253_402_214_400
+    assert axis_of([2 * day, 0, 5 * day], day) == [number * day for number in range(6)]
+    assert len(axis_of([0, 9_999 * day], day)) == 10_000
+    assert axis_of([last, 0, day], day) == [0, day, last]
 
 
 def test_numbers_are_written_for_people() -> None:

@@ -5,7 +5,7 @@ Made of the tables, not of the log; what is collected on the driver is a few hun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -25,6 +25,9 @@ from headrace.spark.times import LAST_MS
 
 MAX_POINTS: Final = 800
 """Points in time of a plot; with more the next longer span is drawn."""
+MAX_DAYS: Final = 10_000
+"""As far as a plot has those without messages too. More are between messages of clocks that were wrong: each day is 300
+bytes of a page, the way to the year 9999 a gigabyte."""
 MAX_LINES: Final = 6
 """Topics or groups that have a line of their own."""
 
@@ -65,7 +68,7 @@ def report_data(spark: SparkSession, folder: Path, hours: Sequence[str], *, titl
     hosts = stats_tables.together(stored.where("put_messages > 0"), ("host",)).toArrow()
     seconds = stats_tables.SPANS[span]
     moments = {int(row["time"].timestamp()): row for row in fold(table, ("time",)).to_pylist()}
-    axis = list(range(min(moments), max(moments) + 1, seconds))
+    axis = axis_of(moments, seconds)
     end = min(axis[-1] + seconds, LAST_MS // 1000)  # behind the last day of all there is no time
     first, last = (datetime.fromtimestamp(at, UTC) for at in (axis[0], end))
     (total,) = fold(table, ()).to_pylist()
@@ -93,6 +96,13 @@ def choose_span(hours: Sequence[str]) -> str:
     first, last = (datetime.strptime(hour + "+0000", "%Y-%m-%d%H%z") for hour in (hours[0], hours[-1]))
     seconds = (last - first).total_seconds() + 3600
     return next((name for name, length in stats_tables.SPANS.items() if seconds / length <= MAX_POINTS), "day")
+
+
+def axis_of(moments: Iterable[int], seconds: int) -> list[int]:
+    """Return the points in time of a plot, s since 1970: from the first on without gaps, unless those are ages."""
+    there = sorted(moments)
+    every = range(there[0], there[-1] + 1, seconds)
+    return list(every) if len(every) <= MAX_DAYS else there
 
 
 def _rows_of(spark: SparkSession, folder: Path, span: str, hours: Sequence[str]) -> DataFrame:
