@@ -353,15 +353,21 @@ def test_messages_without_a_store_time_are_said_and_in_no_table(spark: SparkSess
             assert (row["at"], row["put_messages"]) == (BEGIN, 2)
 
 
-def test_the_last_hour_of_all_has_a_report(spark: SparkSession, tmp_path: Path) -> None:
-    """A broker whose clock was wrong: behind that hour there is no time."""
+@pytest.mark.parametrize(("first", "began"), [(None, "9999-12-31 23:59"), (BEGIN, "2026-01-01 00:00")])
+def test_the_last_hour_of_all_has_a_report(spark: SparkSession, tmp_path: Path, first: int | None, began: str) -> None:
+    """A broker whose clock was wrong: behind that hour there is no time, and many days without messages before it."""
     last = 253_402_300_799_999
-    log, _ = lay_log([{"body": b"x", "topic": b"orders", "store_ms": last, "born_ms": last}], 1 << 20)
+    times = {b"orders": first, b"payments": last}
+    log, _ = lay_log(
+        [{"body": b"x", "topic": topic, "store_ms": at, "born_ms": at} for topic, at in times.items() if at], 1 << 20
+    )
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     (tmp_path / "store" / "commitlog" / segment_name(0)).write_bytes(log.ljust(1 << 20, b"\0"))
     summary = stats.run(spark, stats.Config(store=tmp_path / "store", to=tmp_path / "out"))
-    assert summary.facts["hours_written"] == 1
-    assert "9999-12-31 23:59 to 9999-12-31 23:59 UTC" in Path(summary.facts["report"]).read_text(encoding="utf-8")
+    assert summary.facts["hours_written"] == (2 if first else 1)
+    page = Path(summary.facts["report"]).read_text(encoding="utf-8")
+    assert f"{began} to 9999-12-31 23:59 UTC" in page
+    assert len(page) < 200_000
 
 
 def test_what_brokers_counted_in_no_row_or_wrote_strangely_is_said_once(spark: SparkSession, tmp_path: Path) -> None:
