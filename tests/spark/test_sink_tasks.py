@@ -632,6 +632,14 @@ def test_rows_above_batch_bytes_keep_their_order() -> None:
         assert [message["body"][:1] for message in read_topic(broker.registry, "t")] == [b"1", b"2", b"3", b"4", b"5"]
 
 
+def test_rows_that_go_by_themselves_keep_their_order(broker: testing.RunningBroker) -> None:
+    """Bodies just below the limit, which no batch has room for, came behind all others of their task."""
+    made = writer(broker.registry, "near-the-limit", semantics="at-least-once", maxMessageBytes=1000)
+    rows = [f"{number:02}" + "x" * (990 if number % 3 else 10) for number in range(30)]
+    write(made.plan, iter([pa.record_batch({"body": rows})]))
+    assert [message["body"].decode() for message in read_topic(broker.registry, "near-the-limit")] == rows
+
+
 @pytest.mark.parametrize("mode", ["at-least-once", "idempotent", "transactional"])
 def test_a_row_above_the_limit_of_the_broker_is_an_error_that_names_it(mode: str) -> None:
     with testing.broker(broker__name="broker-a", remoting__max_message_bytes=65_536) as broker:

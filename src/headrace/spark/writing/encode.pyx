@@ -164,6 +164,7 @@ cdef struct Destination:
     int64_t born_ms
     uint32_t sys_flag
     int64_t first_row
+    bint has_large                      # of rows that are apart: one that is not delayed, so that its place counts
 
 
 # -- reading Arrow -------------------------------------------------------------------------------------------------------
@@ -638,6 +639,7 @@ cdef class Encoder:
         destination.used = 0
         destination.stored = 0
         destination.count = 0
+        destination.has_large = False
         return 0
 
     cdef int _seal_all(self) except -1:
@@ -672,7 +674,7 @@ cdef class Encoder:
         cdef Text name
         cdef TopicSlot* topic
         cdef Destination* destination
-        cdef bint is_delayed = False
+        cdef bint is_delayed = False, is_large = False
         cdef int64_t number, size, born_ms = 0
         cdef int32_t flag = 0
         cdef uint32_t sys_flag = 0
@@ -718,7 +720,11 @@ cdef class Encoder:
             return BAD_QUEUE
         if self.apart:
             # A broker counts a plain batch as one body: what fills one by itself goes as a message, not as a batch.
-            number = 2 * number + (is_delayed or size > self.most_body_bytes)
+            is_large = not is_delayed and size > self.most_body_bytes
+            number = 2 * number + (is_delayed or is_large)
+            if not is_delayed and self._is_before(topic.first + (number ^ 1), is_large):
+                self.to_seal = topic.first + (number ^ 1)
+                return MUST_SEAL
         destination = &self.destinations[topic.first + number]
         if destination.count and (
             destination.used + size > self.batch_bytes or destination.count >= self.batch_rows
@@ -745,8 +751,13 @@ cdef class Encoder:
         destination.used += size
         destination.stored += size + STORED_OVERHEAD_BYTES + topic.name_bytes
         destination.count += 1
+        destination.has_large |= is_large
         self.held_bytes += size
         return DONE
+
+    cdef inline bint _is_before(self, Py_ssize_t other, bint is_large) noexcept nogil:
+        """Whether rows wait in the other destination of a queue that go before this one: all but delayed ones do."""
+        return self.destinations[other].count > 0 if is_large else self.destinations[other].has_large
 
     cdef bint _grow(self, Destination* destination, int64_t size) noexcept nogil:
         """Make room for ``size`` bytes more; False when there is no memory."""

@@ -194,6 +194,36 @@ def test_rows_become_the_messages_of_the_reference(seed: int, apart: bool) -> No
     }
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_fill_a_batch_by_themselves_keep_their_place(seed: int) -> None:
+    """They go one by one, and went behind all others of the partition; only what is delayed has no place to keep."""
+    chance = random.Random(seed)
+    schema = pa.schema([("body", pa.binary()), ("delay_level", pa.int32())])
+    rows = [
+        {"body": b"%04d" % number + b"x" * chance.choice([0, 90]), "delay_level": chance.choice([None, None, 3])}
+        for number in range(300)
+    ]
+    encoder = Encoder(
+        {"body": 0, "delay_level": 1}, [], lambda topic: (1, 0, [0]),
+        topic="t", delayed_apart=True, max_body_bytes=100, batch_bytes=1024, key_prefix=PREFIX,
+    )  # fmt: skip
+    sealed = [found for batch in to_batches(rows, sizes_of(seed), schema) for found in encoder.feed(batch)]
+    sealed += encoder.finish()
+    sent = [
+        (is_apart, body)
+        for place, *_, raw in sealed
+        for is_apart in [encoder.place(place)[2]]
+        for _, body, _ in decode_batch(raw)
+    ]
+    numbers: dict[bool, list[int]] = {False: [], True: []}
+    for is_apart, body in sent:
+        row = rows[int(body[:4])]
+        numbers[bool(row["delay_level"])].append(int(body[:4]))
+        assert is_apart == (bool(row["delay_level"]) or len(body) > 50)
+    assert all(found == sorted(found) for found in numbers.values())
+    assert len(sent) == len(rows)
+
+
 def test_rows_go_where_their_unique_keys_say() -> None:
     """Whichever partition a key is in when it is written again, the same broker sees it."""
     schema = pa.schema([("body", pa.binary()), ("unique_key", pa.string()), ("sharding_key", pa.string())])
