@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import Metric, ProcessCollector, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from headrace.admin import remoting_metrics
 from headrace.admin.families import counter, gauge, labelled
 from headrace.admin.lookup_metrics import lookup_families
+from headrace.admin.process_metrics import ProcessMetrics
 from headrace.admin.registry_metrics import lookupd_families, registration_families, registry_families
 from headrace.admin.slices import family_slices, sample_lines
 from headrace.admin.sources import MetricSources
@@ -104,7 +105,7 @@ class MetricsReport:
     def __init__(self, sources: MetricSources) -> None:
         self._sources = sources
         self._one_at_a_time = asyncio.Lock()
-        self._process = ProcessCollector(registry=None)
+        self._process = ProcessMetrics()
 
     async def render(self) -> bytes:
         """Return the text of one scrape; gives the loop back between slices."""
@@ -123,7 +124,7 @@ class MetricsReport:
         sources, broker = self._sources, self._sources.broker
         topics = list(broker.topics.values()) if broker is not None else []
         channels = [(topic.name, channel) for topic in topics for channel in topic.channels.values()]
-        yield from self._process.collect()
+        yield from self._process.families()
         yield from self._node_families()
         if broker is not None:
             yield from self._broker_families(broker, len(topics), len(channels))
