@@ -346,6 +346,8 @@ def test_every_spelling_of_the_segment_size_is_known(tmp_path: Path, key: str) -
         ("max_deflate_level = 'x'", 'theirs:1: nsq.max_deflate_level = "x" is not accepted: a whole number'),
         ("brokerName=a\nflushDiskType=x", 'theirs:2: store.durability cannot take "x"'),
         ("nonsense", "theirs:1: neither TOML, nor flags, nor key=value: nonsense"),
+        ("nsqd --config=/etc/nsqd.cfg", "theirs:1: config = /etc/nsqd.cfg is not accepted: what that file sets counts"),
+        ("nsqlookupd -config /etc/n.cfg", "theirs:1: config = /etc/n.cfg is not accepted: what that file sets counts"),
         ("nsqd surprise", "theirs:1: surprise is no flag"),
         ("nsqd \\\n --data-path=$DATA", "theirs:2: --data-path=$DATA has another value when the shell runs it"),
         ("nsqd --data-path ${DATA:-/d}", "theirs:1: ${DATA:-/d} has another value"),

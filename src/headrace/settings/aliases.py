@@ -64,6 +64,7 @@ def unmapped(fate: Fate, note: str, *keys: str) -> dict[str, Alias | Unmapped]:
     return {key: Unmapped(fate, note) for key in keys}
 
 
+OTHER_FILE: Final = "what that file sets counts as well: import it by itself, and add by hand what else stands here"
 NO_LOCK: Final = "Headrace has no TLS, and no authentication for NSQ yet; importing without it would open the broker"
 
 NSQD: Final = System(
@@ -121,11 +122,11 @@ NSQD: Final = System(
             Fate.NEEDLESS,
             "has no effect on a broker",
             "version",
-            "config",
             "verbose",
             "worker-id",
             "log-prefix",
         ),
+        **unmapped(Fate.REFUSED, OTHER_FILE, "config"),
         **unmapped(
             Fate.NEEDLESS,
             "only used towards registries and authentication servers",
@@ -416,7 +417,8 @@ NSQLOOKUPD: Final = System(
         "inactive-producer-timeout": Alias("registry.nsq_silent_ms", "duration"),
         "tombstone-lifetime": Alias("registry.nsq_tombstone_ms", "duration"),
         "log-level": Alias("log.level", "level"),
-        **unmapped(Fate.NEEDLESS, "has no effect on a registry", "version", "config", "verbose", "log-prefix"),
+        **unmapped(Fate.REFUSED, OTHER_FILE, "config"),
+        **unmapped(Fate.NEEDLESS, "has no effect on a registry", "version", "verbose", "log-prefix"),
     },
 )
 
