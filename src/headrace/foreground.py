@@ -187,14 +187,14 @@ def _write_piece(output: int, writable: select.poll, data: bytes) -> int:
 
 def announce(text: str) -> None:
     """Print that the process is ready. Whoever was to read it may be gone, or take nothing, which ends nothing."""
-    output, writable = sys.stdout.fileno(), select.poll()
-    writable.register(output, select.POLLOUT)
-    data = f"{text}\n".encode(sys.stdout.encoding, "backslashreplace")
     try:
+        output, writable = sys.stdout.fileno(), select.poll()
+        writable.register(output, select.POLLOUT)
+        data = f"{text}\n".encode(sys.stdout.encoding, "backslashreplace")
         while data:
             data = data[_write_piece(output, writable, data) :]
-    except OSError as error:
-        logger.warning("standard output cannot be written, going on without it error=%s", error.strerror)
+    except OSError as error:  # also of an output that is no file
+        logger.warning("standard output cannot be written, going on without it error=%s", error.strerror or error)
 
 
 def stop_signals() -> list[signal.Signals]:

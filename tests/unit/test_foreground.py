@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from headrace.foreground import LogOutput, ReadyFile
+from headrace.foreground import LogOutput, ReadyFile, announce
 
 
 def test_a_ready_file_is_taken_away_by_who_wrote_it(tmp_path: Path) -> None:
@@ -54,3 +56,9 @@ def test_a_line_is_written_by_no_more_than_a_pipe_takes_at_once(
         output.write(text)
     assert (tmp_path / "log").read_bytes() == text.encode("ascii", "backslashreplace")
     assert max(sizes) <= 4_096
+
+
+def test_an_output_that_is_no_file_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        announce("ready")
+    assert caplog.messages == ["standard output cannot be written, going on without it error=fileno"]
