@@ -1,8 +1,8 @@
 """The composition root: builds store, broker and listeners of one process from settings, and takes them down again.
 
-Only this module knows every part. Order of life: bind the ports (a taken one must not cost a recovery), open the
-store, open the broker, start the listeners, write the ready file; and backwards at the end, so that replies that wait
-for the disk still leave before the store is closed.
+Only this module knows every part. Order of life: read the access rules, bind the ports (a wrong file or a taken port
+must not cost a recovery), open the store, open the broker, start the listeners, write the ready file; and backwards at
+the end, so that replies that wait for the disk still leave before the store is closed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from headrace.nsq.server import NsqServer
 from headrace.nsq.statsd.pusher import StatsdPusher
 from headrace.nsq.version import server_version
 from headrace.remoting.advertised import Advertised, bind_remoting, find_advertised
-from headrace.remoting.assembly import RemotingAssembly
+from headrace.remoting.assembly import Access, RemotingAssembly, open_access
 from headrace.remoting.services import open_parts, topics_from_start
 from headrace.settings import Settings
 from headrace.store.directory import StoreDirectory
@@ -106,6 +106,7 @@ class Node:
         Raises:
             HeadraceError: one sentence that names the thing and the remedy. Nothing stays open.
         """
+        access = open_access(self.settings)  # what is wrong in a file must not cost a recovery, nor make a store
         with contextlib.ExitStack() as undo:
             undo.callback(self._close_sockets)
             try:
@@ -113,12 +114,12 @@ class Node:
                 self._require_unlocked()
                 if on_claimed is not None:
                     on_claimed()
-                self._open_core(undo)
+                self._open_core(undo, access)
             except OSError as error:
                 raise self._cannot_open(error) from error
             undo.pop_all()
 
-    def _open_core(self, undo: contextlib.ExitStack) -> None:
+    def _open_core(self, undo: contextlib.ExitStack, access: Access) -> None:
         """Open store and broker, and what the broker keeps; ``undo`` closes again what was opened."""
         settings, advertised = self.settings, self._advertised()
         store_host, store_host_v6 = born_of((advertised.host, advertised.port))
@@ -142,7 +143,7 @@ class Node:
         undo.callback(self.broker.close)
         self.broker.max_channel_consumers = settings.nsq.max_channel_consumers
         self.parts = open_parts(self.broker, settings.remoting)
-        self.remoting = RemotingAssembly(settings, self.parts, advertised)
+        self.remoting = RemotingAssembly(settings, access, self.parts, advertised)
         if self.remoting.registry is not None:
             self.remoting.registry.claim()
 

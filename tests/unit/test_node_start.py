@@ -16,7 +16,15 @@ from headrace.net.http import HttpLimits
 from headrace.net.ports import bind_port
 from headrace.node import Node, run_node
 from headrace.remoting.assembly import RemotingAssembly
-from headrace.settings import AdminSettings, NsqSettings, RegistrySettings, RemotingSettings, Settings, StoreSettings
+from headrace.settings import (
+    AccessSettings,
+    AdminSettings,
+    NsqSettings,
+    RegistrySettings,
+    RemotingSettings,
+    Settings,
+    StoreSettings,
+)
 from headrace.settings.validate import VIP_DISTANCE
 from headrace.store.store import Store
 from headrace.testing import broker
@@ -42,6 +50,14 @@ def test_a_broker_without_a_listener_is_refused(tmp_path: Path) -> None:
     """It said that it is ready, with no way in; the text names the settings."""
     with pytest.raises(ConfigError, match=r"every listener is off, .* nsq\.tcp_address, .* admin\.address"):
         run_node(_only_admin(tmp_path, ""), free_ports=True, ready_file=None)
+    assert not (tmp_path / "store").exists()
+
+
+def test_wrong_access_rules_are_refused_before_a_store_is_made(tmp_path: Path) -> None:
+    """With a large store the start recovered for minutes first, and without one two segments were left behind."""
+    wrong = replace(_settings(tmp_path), access=AccessSettings(rules_file=str(tmp_path / "nowhere")))
+    with pytest.raises(ConfigError, match="cannot read the rule file"):
+        Node(wrong, free_ports=True).open()
     assert not (tmp_path / "store").exists()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,7 @@ from headrace.remoting.services import Services
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace.broker.access import AccessRules, User
     from headrace.broker.config_file import Saved
     from headrace.broker.parts import BrokerParts
     from headrace.remoting.advertised import Advertised
@@ -41,6 +43,38 @@ logger = logging.getLogger(__name__)
 
 REGISTRATION_SECONDS: Final = 1.0
 """How long a tool that makes a topic waits for the registries to know of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The access rules of a node, and the user whose keys sign its own requests; None where there are none."""
+
+    rules: AccessRules | None
+    user: User | None
+
+
+def open_access(settings: Settings) -> Access:
+    """Open the access rules. They need no store: whoever opens one asks first.
+
+    Raises:
+        ConfigError: they are wrong, name no such user, or keep this broker from its own registry; that would drop it
+            between two registrations.
+    """
+    require_registrations_in_time(settings)
+    rules = open_rules(settings.access)
+    if rules is None:
+        return Access(None, None)
+    name = settings.access.broker_user
+    problem = find_registration_problem(settings, rules)
+    if problem:
+        raise ConfigError(f'access.broker_user = "{name}" is not accepted: {problem}', key="access.broker_user")
+    if name:
+        return Access(rules, rules.named(name))
+    if settings.broker.registries:
+        logger.warning(
+            "registrations are not signed, registries with access rules refuse them setting=access.broker_user"
+        )
+    return Access(rules, None)
 
 
 class RemotingAssembly:
@@ -53,28 +87,10 @@ class RemotingAssembly:
         registrar: Who keeps the broker registered; None without a server.
     """
 
-    def __init__(self, settings: Settings, parts: BrokerParts, advertised: Advertised) -> None:
-        """Open the access rules; nothing listens yet.
-
-        Raises:
-            ConfigError: the access rules are wrong, name no such user, or keep this broker from its own registry; that
-                would drop it between two registrations.
-        """
-        require_registrations_in_time(settings)
+    def __init__(self, settings: Settings, access: Access, parts: BrokerParts, advertised: Advertised) -> None:
+        """Nothing listens yet."""
         self._settings = settings
-        self._rules = rules = open_rules(settings.access)
-        self._user = None
-        if rules is not None:
-            name = settings.access.broker_user
-            problem = find_registration_problem(settings, rules)
-            if problem:
-                raise ConfigError(f'access.broker_user = "{name}" is not accepted: {problem}', key="access.broker_user")
-            if name:
-                self._user = rules.named(name)
-            elif settings.broker.registries:
-                logger.warning(
-                    "registrations are not signed, registries with access rules refuse them setting=access.broker_user"
-                )
+        self._rules, self._user = access.rules, access.user
         self.services = Services(parts, settings.remoting, advertised.text)
         self.server: RemotingServer | None = None
         self.registry = self._make_registry()
