@@ -8,8 +8,7 @@ the partition alone, never on how Arrow cut the partition into batches, so that 
 again in the same way.
 
 The pass stops, and goes on at the same row, when Python has something to decide: a topic it has not seen, a buffer to
-be sealed. Nothing is kept of a batch after ``feed``; the buffers are reached through Arrow's C data interface, so this
-module needs no pyarrow to be compiled.
+be sealed. Nothing is kept of a batch after ``feed``: its columns (``arrow_columns``) are borrowed.
 
 A message of a batch (big-endian):
 
@@ -23,11 +22,15 @@ Ref: remoting.md 2.5, 2.9; docs/spark/sink.md.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport INT32_MAX, INT32_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memchr, memcmp, memcpy, memset, strcmp, strncmp
+from libc.string cimport memchr, memcmp, memcpy, memset, strcmp
 
 from headrace.format.record cimport MAX_TOPIC_BYTES, store_u16, store_u32
+from headrace.spark.writing.arrow_columns cimport (
+    ABSENT, INT8, INT64, LIST, LONG_TEXT, MAP, TEXT, TIME, ArrowArray, ArrowSchema, Column, Text, bind_column,
+    integer_at, is_null, milliseconds_at, text_at,
+)
 
 from headrace.errors import InternalError, InvalidRowError
 from headrace.format.compression import COMPRESSION_BITS, GIVEN_AS_STORED
@@ -55,18 +58,6 @@ ROLE_NAMES = (
     "body", "topic", "tags", "keys", "properties", "sharding_key", "queue_id", "deliver_at", "delay_level", "flag",
     "unique_key", "born_ts", "sys_flag",
 )
-
-cdef enum:                              # how a column lies in memory
-    ABSENT = 0
-    TEXT
-    LONG_TEXT
-    INT8
-    INT16
-    INT32
-    INT64
-    TIME
-    LIST
-    MAP
 
 cdef enum:                              # why the pass stopped
     DONE = 0
@@ -104,42 +95,6 @@ cdef enum:
 MAX_PROPERTIES = MAX_PROPERTIES_BYTES
 MAX_ROWS = 1 << 48
 
-cdef struct ArrowSchema:
-    const char* format
-    const char* name
-    const char* metadata
-    int64_t flags
-    int64_t n_children
-    ArrowSchema** children
-    ArrowSchema* dictionary
-    void* release
-    void* private_data
-
-cdef struct ArrowArray:
-    int64_t length
-    int64_t null_count
-    int64_t offset
-    int64_t n_buffers
-    int64_t n_children
-    const void** buffers
-    ArrowArray** children
-    ArrowArray* dictionary
-    void* release
-    void* private_data
-
-cdef struct Column:
-    int kind
-    int64_t offset
-    const uint8_t* validity             # NULL: no value is missing
-    const void* data                    # values, or the bytes of texts
-    const void* offsets                 # of texts, lists and maps
-    int64_t multiply                    # of times: to milliseconds
-    int64_t divide
-
-cdef struct Text:
-    const uint8_t* at                   # NULL: there is none
-    int64_t size
-
 cdef struct Name:
     const uint8_t* at
     uint32_t size
@@ -165,95 +120,6 @@ cdef struct Destination:
     uint32_t sys_flag
     int64_t first_row
     bint has_large                      # of rows that are apart: one that is not delayed, so that its place counts
-
-
-# -- reading Arrow -------------------------------------------------------------------------------------------------------
-
-cdef inline bint _is_null(const Column* column, int64_t row) noexcept nogil:
-    cdef int64_t at = column.offset + row
-    if column.kind == ABSENT:
-        return True
-    return column.validity != NULL and not (column.validity[at >> 3] >> (at & 7)) & 1
-
-
-cdef inline Text _text(const Column* column, int64_t row) noexcept nogil:
-    """Return the text of a row; ``at`` is NULL when there is none, never for an empty one."""
-    cdef Text text
-    cdef int64_t at = column.offset + row
-    cdef int64_t start
-    text.at = NULL
-    text.size = 0
-    if _is_null(column, row):
-        return text
-    if column.kind == TEXT:
-        start = (<const int32_t*>column.offsets)[at]
-        text.size = (<const int32_t*>column.offsets)[at + 1] - start
-    else:
-        start = (<const int64_t*>column.offsets)[at]
-        text.size = (<const int64_t*>column.offsets)[at + 1] - start
-    # Arrow need not allocate bytes for texts that are all empty.
-    text.at = <const uint8_t*>column.data + start if column.data != NULL else <const uint8_t*>b""
-    return text
-
-
-cdef inline int64_t _integer(const Column* column, int64_t row) noexcept nogil:
-    cdef int64_t at = column.offset + row
-    if column.kind == INT32:
-        return (<const int32_t*>column.data)[at]
-    if column.kind == INT64:
-        return (<const int64_t*>column.data)[at]
-    if column.kind == INT16:
-        return (<const int16_t*>column.data)[at]
-    return (<const int8_t*>column.data)[at]
-
-
-cdef inline int64_t _milliseconds(const Column* column, int64_t row) noexcept nogil:
-    """Return a time as whole milliseconds, rounded down."""
-    cdef int64_t value = (<const int64_t*>column.data)[column.offset + row]
-    cdef int64_t whole = value / column.divide
-    if value < 0 and whole * column.divide != value:
-        whole -= 1
-    return whole * column.multiply
-
-
-cdef int _bind(Column* column, const ArrowSchema* schema, const ArrowArray* array, int64_t offset) except -1:
-    """Point a column at its buffers."""
-    cdef const char* form = schema.format
-    memset(column, 0, sizeof(Column))
-    column.offset = array.offset + offset
-    column.validity = <const uint8_t*>array.buffers[0] if array.n_buffers > 0 and array.null_count != 0 else NULL
-    if schema.dictionary != NULL:
-        raise TypeError(f"column {schema.name.decode()!r} is dictionary encoded")
-    if strcmp(form, b"n") == 0:
-        return 0                        # a column of nothing but nulls
-    if strcmp(form, b"u") == 0 or strcmp(form, b"z") == 0 or strcmp(form, b"U") == 0 or strcmp(form, b"Z") == 0:
-        column.kind = TEXT if form[0] == c"u" or form[0] == c"z" else LONG_TEXT
-        column.offsets = array.buffers[1]
-        column.data = array.buffers[2]
-    elif strncmp(form, b"ts", 2) == 0 and form[3] == c":":
-        column.kind = TIME
-        column.data = array.buffers[1]
-        column.multiply = 1000 if form[2] == c"s" else 1
-        column.divide = 1000 if form[2] == c"u" else 1000000 if form[2] == c"n" else 1
-    elif strcmp(form, b"+l") == 0:
-        column.kind = LIST
-        column.offsets = array.buffers[1]
-    elif strcmp(form, b"+m") == 0:
-        column.kind = MAP
-        column.offsets = array.buffers[1]
-    else:
-        column.data = array.buffers[1] if array.n_buffers > 1 else NULL
-        if strcmp(form, b"c") == 0:
-            column.kind = INT8
-        elif strcmp(form, b"s") == 0:
-            column.kind = INT16
-        elif strcmp(form, b"i") == 0:
-            column.kind = INT32
-        elif strcmp(form, b"l") == 0:
-            column.kind = INT64
-        else:
-            raise TypeError(f"column {schema.name.decode()!r} is of Arrow type {form.decode()!r}")
-    return 0
 
 
 cdef bint _fits(int role, int kind) noexcept:
@@ -496,26 +362,26 @@ cdef class Encoder:
                 raise TypeError(f"there is no column {self.indexes[role]}")
             form = schema.children[self.indexes[role]]
             child = array.children[self.indexes[role]]
-            _bind(&self.columns[role], form, child, array.offset)
+            bind_column(&self.columns[role], form, child, array.offset)
             if not _fits(role, self.columns[role].kind):
                 raise TypeError(f"column {form.name.decode()!r} of Arrow type {form.format.decode()!r} "
                                 f"cannot be {ROLE_NAMES[role]}")
             if self.columns[role].kind == LIST:
-                _bind(&self.items, form.children[0], child.children[0], 0)
+                bind_column(&self.items, form.children[0], child.children[0], 0)
                 if self.items.kind not in (ABSENT, TEXT, LONG_TEXT):
                     raise TypeError(f"column {form.name.decode()!r} is no list of texts")
             elif self.columns[role].kind == MAP:
                 form = form.children[0]
                 child = child.children[0]
-                _bind(&self.names, form.children[0], child.children[0], child.offset)
-                _bind(&self.values, form.children[1], child.children[1], child.offset)
+                bind_column(&self.names, form.children[0], child.children[0], child.offset)
+                bind_column(&self.values, form.children[1], child.children[1], child.offset)
                 if self.names.kind not in (TEXT, LONG_TEXT) or self.values.kind not in (ABSENT, TEXT, LONG_TEXT):
                     raise TypeError("properties are no map of texts to texts")
         for index in range(self.extra_count):
             if self.extra_indexes[index] >= array.n_children:
                 raise TypeError(f"there is no column {self.extra_indexes[index]}")
             form = schema.children[self.extra_indexes[index]]
-            _bind(&self.extras[index], form, array.children[self.extra_indexes[index]], array.offset)
+            bind_column(&self.extras[index], form, array.children[self.extra_indexes[index]], array.offset)
             if self.extras[index].kind not in (ABSENT, TEXT, LONG_TEXT):
                 raise TypeError(f"column {form.name.decode()!r} is no text")
         return 0
@@ -670,7 +536,7 @@ cdef class Encoder:
         return DONE
 
     cdef int _encode_row(self, int64_t row) noexcept nogil:
-        cdef Text body = _text(&self.columns[BODY], row)
+        cdef Text body = text_at(&self.columns[BODY], row)
         cdef Text name
         cdef TopicSlot* topic
         cdef Destination* destination
@@ -684,7 +550,7 @@ cdef class Encoder:
         if body.at == NULL:
             return self._fail(NULL_BODY, BODY, 0)
         if self.indexes[TOPIC] >= 0:
-            name = _text(&self.columns[TOPIC], row)
+            name = text_at(&self.columns[TOPIC], row)
             if name.at == NULL or name.size == 0:
                 return self._fail(NULL_TOPIC, TOPIC, 0)
             if name.size > MAX_TOPIC_BYTES:
@@ -696,17 +562,17 @@ cdef class Encoder:
             topic = &self.topics[number]
         else:
             topic = &self.topics[0]
-        if not _is_null(&self.columns[FLAG], row):
-            number = _integer(&self.columns[FLAG], row)
+        if not is_null(&self.columns[FLAG], row):
+            number = integer_at(&self.columns[FLAG], row)
             if not INT32_MIN <= number <= INT32_MAX:
                 return self._fail(BAD_FLAG, FLAG, number)
             flag = <int32_t>number
-        if not _is_null(&self.columns[BORN_TS], row):
-            born_ms = _milliseconds(&self.columns[BORN_TS], row)
+        if not is_null(&self.columns[BORN_TS], row):
+            born_ms = milliseconds_at(&self.columns[BORN_TS], row)
             if born_ms <= 0:
                 return self._fail(EARLY_TIME, BORN_TS, born_ms)
-        if not _is_null(&self.columns[SYS_FLAG], row):
-            number = _integer(&self.columns[SYS_FLAG], row)
+        if not is_null(&self.columns[SYS_FLAG], row):
+            number = integer_at(&self.columns[SYS_FLAG], row)
             if number & _GIVEN_AS_STORED:
                 sys_flag = <uint32_t>(number & _COMPRESSION_BITS)
         status = self._write_properties(row, &is_delayed)
@@ -780,17 +646,17 @@ cdef class Encoder:
         """Return the index of a row's queue in its topic's route, -1 when the queue it names is not there."""
         cdef int64_t number
         cdef Text key
-        if not _is_null(&self.columns[QUEUE_ID], row):
-            number = _integer(&self.columns[QUEUE_ID], row)
+        if not is_null(&self.columns[QUEUE_ID], row):
+            number = integer_at(&self.columns[QUEUE_ID], row)
             if not 0 <= number < <int64_t>topic.ids or topic.by_id[number] < 0:
                 self.last_topic = <int32_t>(topic - self.topics)
                 return -1 if self._fail(BAD_QUEUE, QUEUE_ID, number) else 0
             return topic.by_id[number]
-        key = _text(&self.columns[SHARDING_KEY], row)
+        key = text_at(&self.columns[SHARDING_KEY], row)
         if key.at != NULL and key.size:
             return <int64_t>(_hash(key.at, key.size) % topic.queues)
         if topic.is_by_key:
-            key = _text(&self.columns[UNIQUE_KEY], row)
+            key = text_at(&self.columns[UNIQUE_KEY], row)
             return <int64_t>(_hash(key.at, key.size) % topic.queues)
         return topic.fixed
 
@@ -798,10 +664,10 @@ cdef class Encoder:
 
     cdef int _write_properties(self, int64_t row, bint* is_delayed) noexcept nogil:
         """Write the properties of a row to the scratch."""
-        cdef Text tags = _text(&self.columns[TAGS], row)
-        cdef Text sharding_key = _text(&self.columns[SHARDING_KEY], row)
-        cdef Text key = _text(&self.columns[UNIQUE_KEY], row)
-        cdef bint has_keys = not _is_null(&self.columns[KEYS], row)
+        cdef Text tags = text_at(&self.columns[TAGS], row)
+        cdef Text sharding_key = text_at(&self.columns[SHARDING_KEY], row)
+        cdef Text key = text_at(&self.columns[UNIQUE_KEY], row)
+        cdef bint has_keys = not is_null(&self.columns[KEYS], row)
         cdef bint has_key = key.at != NULL and key.size > 0
         cdef Py_ssize_t index
         cdef Text value
@@ -817,12 +683,12 @@ cdef class Encoder:
         if status != DONE:
             return status
         for index in range(self.extra_count):
-            value = _text(&self.extras[index], row)
+            value = text_at(&self.extras[index], row)
             status = self._put(<const char*>self.extra_names[index].at, self.extra_names[index].size, &value, -1)
             if status != DONE:
                 self.fault_extra = index
                 return status
-        if not _is_null(&self.columns[PROPERTIES], row):
+        if not is_null(&self.columns[PROPERTIES], row):
             status = self._put_map(row, tags.at != NULL, has_keys, sharding_key.at != NULL, &has_key)
             if status != DONE:
                 return status
@@ -859,11 +725,11 @@ cdef class Encoder:
         cdef int status
         cdef bint is_first = True
         if column.kind != LIST:
-            value = _text(column, row)
+            value = text_at(column, row)
             return self._put(b"KEYS", 4, &value, KEYS)
         start = column.offset + row
         for at in range((<const int32_t*>column.offsets)[start], (<const int32_t*>column.offsets)[start + 1]):
-            value = _text(&self.items, at)
+            value = text_at(&self.items, at)
             if value.at == NULL or value.size == 0:
                 continue
             if memchr(value.at, c" ", value.size) != NULL:
@@ -899,12 +765,12 @@ cdef class Encoder:
     cdef int _put_delay(self, int64_t row, bint* is_delayed) noexcept nogil:
         """Add the property that makes a message wait."""
         cdef int64_t level = 0, deliver_ms
-        if not _is_null(&self.columns[DELAY_LEVEL], row):
-            level = _integer(&self.columns[DELAY_LEVEL], row)
+        if not is_null(&self.columns[DELAY_LEVEL], row):
+            level = integer_at(&self.columns[DELAY_LEVEL], row)
             if not 0 <= level <= 999:
                 return self._fail(BAD_DELAY, DELAY_LEVEL, level)
-        if not _is_null(&self.columns[DELIVER_AT], row):
-            deliver_ms = _milliseconds(&self.columns[DELIVER_AT], row)
+        if not is_null(&self.columns[DELIVER_AT], row):
+            deliver_ms = milliseconds_at(&self.columns[DELIVER_AT], row)
             if deliver_ms <= 0:
                 return self._fail(EARLY_TIME, DELIVER_AT, deliver_ms)
             if level:
@@ -926,8 +792,8 @@ cdef class Encoder:
         cdef bint given_key = has_key[0]
         cdef int status
         for entry in range(offsets[at], offsets[at + 1]):
-            name = _text(&self.names, entry)
-            value = _text(&self.values, entry)
+            name = text_at(&self.names, entry)
+            value = text_at(&self.values, entry)
             if name.at == NULL or name.size == 0:
                 return self._fail(BAD_SEPARATOR, PROPERTIES, 0)
             if value.at == NULL or value.size == 0:
@@ -954,7 +820,7 @@ cdef class Encoder:
         """Whether a further column gives this property."""
         cdef Py_ssize_t index
         for index in range(self.extra_count):
-            if self.extra_names[index].size == name.size and not _is_null(&self.extras[index], row):
+            if self.extra_names[index].size == name.size and not is_null(&self.extras[index], row):
                 if memcmp(self.extra_names[index].at, name.at, name.size) == 0:
                     return True
         return False
@@ -982,10 +848,10 @@ cdef class Encoder:
         cdef int64_t at, entry, size, most = 0
         cdef int found = PROPERTIES, role
         cdef Py_ssize_t index
-        if not _is_null(&self.columns[PROPERTIES], row):
+        if not is_null(&self.columns[PROPERTIES], row):
             at = self.columns[PROPERTIES].offset + row
             for entry in range(offsets[at], offsets[at + 1]):
-                most += _text(&self.names, entry).size + _text(&self.values, entry).size
+                most += text_at(&self.names, entry).size + text_at(&self.values, entry).size
         for index in range(3):
             role = texts[index]
             if self.columns[role].kind == LIST:
@@ -993,14 +859,14 @@ cdef class Encoder:
                 at = self.columns[role].offset + row
                 size = 0
                 for entry in range(offsets[at], offsets[at + 1]):
-                    size += _text(&self.items, entry).size
+                    size += text_at(&self.items, entry).size
             else:
-                size = _text(&self.columns[role], row).size
+                size = text_at(&self.columns[role], row).size
             if size > most:
                 most = size
                 found = role
         for index in range(self.extra_count):
-            size = _text(&self.extras[index], row).size
+            size = text_at(&self.extras[index], row).size
             if size > most:
                 most = size
                 found = -1

@@ -1,0 +1,1 @@
+"""Columns of an Arrow batch: for compiled modules alone."""
