@@ -2,8 +2,8 @@
 
 BASE and NEW are results files or revisions that have one in bench/results; NEW defaults to the newest. Medians that
 changed by over 5 % are flagged; ``?`` marks those whose samples overlap, which may be noise. The exit code is 1 if one
-of Headrace's figures got worse beyond doubt. The peers' figures are the control: where they moved as well, the machine
-did.
+of Headrace's figures got worse beyond doubt, or could not be taken in the new run. The peers' figures are the control:
+where they moved as well, the machine did.
 """
 
 import argparse
@@ -88,6 +88,11 @@ def compare(base: RunResult, new: RunResult) -> Iterator[Change]:
                 yield change
 
 
+def failed_of_ours(run: RunResult) -> list[str]:
+    """Return the samples of Headrace that a run could not take: they have no figure that could be worse."""
+    return [failure for failure in run.failures if CONTROLS.isdisjoint(failure.partition(": ")[0].split())]
+
+
 def find_results(reference: str) -> Path:
     """Return the results file that a path or a revision names.
 
@@ -131,9 +136,12 @@ def main() -> int:
         print(change)
     for case, contestant in sorted(base.by_contestant().keys() - new.by_contestant().keys()):
         print(f"{case:16} {contestant:15} is not in the new run")
+    failures = failed_of_ours(new)
+    for failure in failures:
+        print(f"failed: {failure}")
     regressions = sum(change.is_regression for change in changes)
     print(f"{base.commit} -> {new.commit}: {len(changes)} figures, {regressions} of Headrace's worse by over 5 %")
-    return 1 if regressions else 0
+    return 1 if regressions or failures else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench import compare as module
-from bench.compare import Change, compare, find_results
+from bench.compare import Change, compare, failed_of_ours, find_results
+from bench.results import write_results
 from tests.unit.bench.example_runs import make_run
 
 
@@ -74,3 +75,26 @@ def test_a_revision_names_its_newest_results(tmp_path: Path, monkeypatch: pytest
     assert find_results(str(tmp_path / "2026-01-04-quick.json")).name == "2026-01-04-quick.json"
     with pytest.raises(FileNotFoundError, match="no revision with one"):
         find_results("elsewhere")
+
+
+def test_a_case_of_ours_that_failed_is_no_better_than_one_that_got_worse() -> None:
+    """It has no figures: nothing in the comparison would say so."""
+    run = make_run({"headrace": [{"messages_per_s": 1.0}]})
+    run.failures = [
+        "mpub nsqd: it did not start",
+        "mpub headrace-fsync: server exited with 1: nsqd",
+        "the session ended",
+    ]
+    assert failed_of_ours(run) == run.failures[1:]
+
+
+def test_the_exit_code_counts_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run({"headrace": [{"messages_per_s": 1.0}]})
+    write_results(run, tmp_path / "base.json")
+    run.failures = ["pub headrace: no message went through"]
+    write_results(run, tmp_path / "new.json")
+    codes = []
+    for new in ("base", "new"):
+        monkeypatch.setattr("sys.argv", ["compare", str(tmp_path / "base.json"), str(tmp_path / f"{new}.json")])
+        codes.append(module.main())
+    assert codes == [0, 1]
