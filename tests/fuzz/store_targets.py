@@ -46,7 +46,7 @@ def template() -> tuple[Path, list[Published]]:
 
 
 def damaged_log(data: bytes) -> None:
-    """A start succeeds, and what stands before the first change is served.
+    """A start succeeds, and what stands before the first change of its segment is served, behind holes too.
 
     A change is a place of 24 bits, a length and as many bytes.
     """
@@ -54,7 +54,7 @@ def damaged_log(data: bytes) -> None:
     shutil.rmtree(root, ignore_errors=True)
     source, placed = template()
     shutil.copytree(source, root)
-    first_change = _change(root, data)
+    first_changes = _change(root, data)
     report = check_store(root)
     assert report.exit_code in (WHOLE, DAMAGED), report.to_json()
     store = Store.open(small_settings(root), ManualClock())
@@ -63,6 +63,7 @@ def damaged_log(data: bytes) -> None:
             raw = store.log.read(physical_offset)
             if raw is None:
                 # It was hit, or is behind what says that the rest of its segment is blank.
+                first_change = first_changes.get(physical_offset // SEGMENT_BYTES, 2 * SEGMENT_BYTES)
                 assert physical_offset + len(body) + MOST_OVERHEAD > first_change
                 continue
             record = layouts.decode_record(raw)
@@ -85,9 +86,10 @@ def _append(store: Store) -> None:
     assert layouts.decode_record(raw).body == b"after"
 
 
-def _change(root: Path, data: bytes) -> int:
-    """Write the changes; return where the first of them begins in the log."""
-    first, at = 2 * SEGMENT_BYTES, 0
+def _change(root: Path, data: bytes) -> dict[int, int]:
+    """Write the changes; return where in the log the first of each changed segment begins, by the segment's number."""
+    firsts: dict[int, int] = {}
+    at = 0
     for _ in range(MAX_CHANGES):
         if at + 4 > len(data):
             break
@@ -98,8 +100,9 @@ def _change(root: Path, data: bytes) -> int:
         with path.open("r+b") as file:
             file.seek(place % SEGMENT_BYTES)
             file.write(content)
-        first = min(first, place)
-    return first
+        number = place // SEGMENT_BYTES
+        firsts[number] = min(firsts.get(number, place), place)
+    return firsts
 
 
 def seeds() -> dict[str, list[bytes]]:
