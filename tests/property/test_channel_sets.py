@@ -69,6 +69,18 @@ def test_finished_set_equals_a_set(steps: list[tuple[str, int, int]], start: int
         floor = next(member for member in range(8 * PAGE) if member not in model)
         assert finished.floor == floor
         assert finished.ahead == len(model) - floor
+        for near in range(max(offset - 2, 0), offset + 66):
+            assert (near in finished) == (near in model)
+
+
+@pytest.mark.parametrize("end", [2, 63, 64, 65, 70, 127, 129, PAGE - 1, PAGE, PAGE + 1, PAGE + 70])
+def test_cut_takes_what_lies_in_the_same_word_and_no_more(end: int) -> None:
+    """A message that gets such an offset anew would count as finished, and be lost."""
+    finished = FinishedSet()
+    finished.finish_range(1, PAGE + 100)
+    assert finished.cut(end) == PAGE + 100 - end
+    assert [offset for offset in range(PAGE + 200) if offset in finished] == list(range(1, end))
+    assert all(finished.finish(offset) for offset in range(end, end + 70))
 
 
 def test_full_pages_collapse() -> None:

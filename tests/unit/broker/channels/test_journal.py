@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.channels import journal as journal_module
 from headrace.broker.channels.journal import MIN_COMPACTION_BYTES, ChannelJournal
 from headrace.broker.channels.journal_file import (
     KIND_JOURNAL,
@@ -283,6 +284,30 @@ def test_a_journal_without_room_for_its_head_leaves_no_file(
     with pytest.raises(SideFileError, match="No space left"):
         journal.begin_compaction()
     assert [path.name for path in directory.iterdir()] == ["journal.00000001"]
+
+
+def test_a_snapshot_is_on_the_disk_before_what_it_replaces_is_removed(
+    directory: Path, journals: list[ChannelJournal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By POSIX a power cut may take the rename, and leave the removals behind it."""
+    journal, _ = opened(directory, journals)
+    journal.write([(A, b"1")])
+    steps: list[tuple[str, set[str]]] = []
+    fsync = os.fsync
+
+    def note(step: str) -> None:
+        steps.append((step, {path.name for path in directory.iterdir()}))
+
+    def sync_file(descriptor: int) -> None:
+        note("file")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_file)
+    monkeypatch.setattr(journal_module, "sync_folder", lambda folder: note("folder"))
+    compact(journal, [(A, b"1")])
+    names = {"journal.00000001", "journal.00000002"}
+    assert steps == [("file", {*names, "snapshot.tmp"}), ("folder", {*names, "snapshot"})]
+    assert {path.name for path in directory.iterdir()} == {"journal.00000002", "snapshot"}
 
 
 def test_snapshot_in_parts(directory: Path, journals: list[ChannelJournal]) -> None:
