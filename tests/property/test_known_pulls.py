@@ -19,6 +19,7 @@ from headrace.remoting.server import RemotingServer
 from tests.support.records import decode_messages
 from tests.support.remoting import RemotingSocket, as_json, commands_in, consumer_data, send_fields, subscription
 from tests.support.waiting import until
+from tests.support.weights import weighted
 
 Step = tuple[str, dict[str, Any]]
 
@@ -82,7 +83,7 @@ steps = st.one_of(
     st.tuples(st.just("again"), pulls),
     st.tuples(
         st.just("burst"),
-        st.fixed_dictionaries({"asked": st.lists(st.one_of(pulls, pulls, pulls, st.none()), min_size=2, max_size=20)}),
+        st.fixed_dictionaries({"asked": st.lists(weighted((3, pulls), (1, st.none())), min_size=2, max_size=20)}),
     ),
     st.tuples(st.just("publish"), st.fixed_dictionaries({"tag": st.sampled_from(["", "a", "b"])})),
     st.tuples(

@@ -17,6 +17,7 @@ from headrace.broker.withheld.transaction_end import Decision
 from headrace.broker.withheld.transactions import TransactionCheck
 from headrace.errors import MessageNotFoundError
 from tests.support.messaging import MessagingRig
+from tests.support.weights import weighted
 
 LEVELS_MS = (1000, 5000)
 RULES = RetryRules("G")
@@ -179,12 +180,14 @@ class World:
                 assert times == [], f"{body!r} was rolled back"
 
 
-STEPS = st.one_of(
+SENDS = st.one_of(
     st.tuples(st.just("delay"), st.integers(1, 2)),
     st.tuples(st.just("hold"), st.sampled_from([100, 1000, 4000])),
     st.tuples(st.just("prepare"), st.sampled_from([Decision.COMMIT, Decision.ROLLBACK])),
     st.tuples(st.just("decide"), st.integers(0, 5)),
     st.tuples(st.just("send_back"), st.integers(1, 2)),
+)
+OTHERS = st.one_of(
     st.tuples(st.just("answer_checks")),
     st.tuples(st.just("acknowledge")),
     st.tuples(st.just("run"), st.sampled_from([100, 1000, 3000, 11_000]), st.booleans()),
@@ -194,10 +197,11 @@ STEPS = st.one_of(
     st.tuples(st.just("cut_power")),
     st.tuples(st.just("restart")),
 )
+STEPS = weighted((1, SENDS), (1, OTHERS))  # else there is little that could be lost
 
 
 @settings(max_examples=40)
-@given(st.lists(STEPS, max_size=20))
+@given(st.lists(STEPS, min_size=20, max_size=30))
 def test_nothing_acknowledged_is_lost_whatever_happens(steps: list[tuple]) -> None:
     """Issue 4: kill -9 and power cuts under delay, transactions and send-back."""
     with tempfile.TemporaryDirectory() as folder:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.nsq.codec import Limits
 from tests.property.nsq_driver import Driver, drive
 from tests.property.nsq_reference import Reference, ReferenceLimits
+from tests.support.weights import weighted
 
 REFERENCE_LIMITS = ReferenceLimits()
 LIMITS = Limits(
@@ -149,9 +150,7 @@ same_windows = st.builds(
 )
 
 
-@given(
-    st.lists(st.one_of(same_windows, same_windows, settles, publishes), max_size=20), st.lists(st.integers(0, 1 << 16))
-)
+@given(st.lists(weighted((2, same_windows), (1, settles | publishes)), max_size=20), st.lists(st.integers(0, 1 << 16)))
 @settings(max_examples=300, deadline=None)
 def test_an_rdy_that_changes_nothing_is_counted_and_that_is_all(commands: list[bytes], cuts: list[int]):
     """Everything else comes as without being told what the last one said."""
