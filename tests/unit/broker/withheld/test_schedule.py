@@ -67,6 +67,16 @@ def test_what_waits_is_stored_as_rocketmq_does(rig: MessagingRig) -> None:
     assert entry == (placed.physical_offset, placed.record_bytes, waiting.store_ms + 10_000)
 
 
+def test_a_time_beside_a_level_counts_for_nothing(rig: MessagingRig) -> None:
+    """Were it left in the copy, channels would hold that back once more."""
+    later = str(rig.clock.now_ms() + 3_600_000)
+    rig.levels.put(rig.message("T", b"x", TAGS="a", TIMER_DELIVER_MS=later), 1)
+    rig.pass_time(1_100)
+    (delivered,) = rig.read("T")
+    assert delivered.properties["TAGS"] == "a"
+    assert "TIMER_DELIVER_MS" not in delivered.properties
+
+
 def test_the_copy_keeps_everything_but_its_place(rig: MessagingRig) -> None:
     """remoting.md 3.11: properties, sysFlag, flag, born data, reconsumeTimes, body; tag hash from TAGS."""
     message = rig.message("T", b"body", queue_id=1, TAGS="a", KEYS="k")
