@@ -78,6 +78,7 @@ cdef void encode_blank(uint8_t* at, uint32_t blank_bytes) noexcept nogil
 cdef int64_t check_record(const uint8_t* at, int64_t room, int64_t physical_offset, bint checksums) noexcept nogil
 cdef int read_view(const uint8_t* at, uint32_t record_bytes, RecordView* view) noexcept nogil
 cdef bint is_dispatched(const uint8_t* at) noexcept nogil
+cdef bint has_checksum(const RecordView* view) noexcept nogil     # of the whole record: all of ours have it
 
 cdef inline bint has_queue_entry(uint32_t sys_flag) noexcept nogil:
     """Whether records with that sys flag have an entry in a consume queue: prepared and rolled-back ones have none."""

@@ -240,6 +240,12 @@ cdef inline uint32_t _stored_crc(const uint8_t* digits) noexcept nogil:
     return value
 
 
+cdef bint has_checksum(const RecordView* view) noexcept nogil:
+    return view.properties_bytes >= CHECKSUM_BYTES and memcmp(
+        view.properties + view.properties_bytes - CHECKSUM_BYTES, CHECKSUM_NAME, CHECKSUM_NAME_BYTES
+    ) == 0
+
+
 cdef bint _are_properties(const uint8_t* at, uint32_t size) noexcept nogil:
     """Whether properties without a checksum can have been written so (RocketMQ does), and are not a damaged one.
 

@@ -37,6 +37,13 @@ class LogWalk:
     track_count: int
     command_offset: int
     command_records: int
+    last_offset: int
+    """Physical offset of the record that was met last, -1 before."""
+    last_command: int
+    """Where the command begins that was open in front of its end, -1 without one; ``last_records`` of it were met."""
+    last_records: int
+    lost_checksum: bool
+    """Whether it has no checksum of the whole record, and the one before it has: not all of its end was written."""
     def __init__(self, segment_bytes: int, promised_offset: int) -> None: ...
     def open(self, path: str, first_offset: int) -> None:
         """Go to the beginning of a segment.

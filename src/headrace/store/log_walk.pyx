@@ -19,7 +19,7 @@ from posix.unistd cimport pread
 from headrace.batch cimport RecordView
 from headrace.format.arrays cimport reserve
 from headrace.format.record cimport (
-    BLANK_BYTES, FIXED_BYTES, PHYSICAL_OFFSET_AT, RECORD_BAD_SIZE, RECORD_BLANK, RECORD_UNWRITTEN, check_record,
+    BLANK_BYTES, FIXED_BYTES, PHYSICAL_OFFSET_AT, RECORD_BAD_SIZE, RECORD_BLANK, RECORD_UNWRITTEN, check_record, has_checksum,
     is_dispatched, load_i32, load_i64, load_u32, read_view, record_batch_entries, record_tag_hash, store_i64, store_u32,
     topic_of,
 )
@@ -95,6 +95,11 @@ cdef class LogWalk:
     cdef readonly Py_ssize_t track          # index of the queue at hand
     cdef readonly int64_t command_offset    # where the command begins whose end was not met; -1
     cdef readonly int64_t command_records   # how many of its records were met
+    cdef readonly int64_t last_offset       # of the record that was met last, and the command that was open in front of
+    cdef readonly int64_t last_command      # its end; -1
+    cdef readonly int64_t last_records
+    cdef readonly bint lost_checksum        # it has no checksum of the whole, and the one before it has
+    cdef bint is_checked
     cdef int64_t command_left
     cdef int64_t stop                       # position where the segment ends for this walk
     cdef int64_t written_end                # behind it there are zeros
@@ -120,7 +125,8 @@ cdef class LogWalk:
         self.segment_bytes = segment_bytes
         self.promised_offset = promised_offset
         self.names = []
-        self.command_offset = -1
+        self.command_offset = self.last_offset = self.last_command = -1
+        self.is_checked = promised_offset == 0
         self.skip_entry = -1
         self.capacity = min(<int64_t>BUFFER_BYTES, segment_bytes)
         self.buffer = <uint8_t*>malloc(self.capacity)
@@ -413,6 +419,8 @@ cdef class LogWalk:
             entries = record_batch_entries(&view)
             if entries > 1:
                 self.command_offset, self.command_left, self.command_records = offset, entries, 0
+            self.lost_checksum, self.is_checked = self.is_checked and not has_checksum(&view), has_checksum(&view)
+            self.last_offset, self.last_command, self.last_records = offset, self.command_offset, self.command_records
             if self.command_left > 0:
                 self.command_left -= 1
                 self.command_records += 1

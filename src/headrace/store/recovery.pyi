@@ -8,6 +8,9 @@ from headrace.store.segment import SegmentSet
 MISSING_FILE: Final = "the file is missing"
 """Reason of a hole that ends when the file is put back."""
 
+LOST_CHECKSUM: Final[str]
+"""Why a last record counts as torn that would be whole if RocketMQ had written it."""
+
 @dataclass(frozen=True)
 class Hole:
     """A range of the log that holds no valid record, with valid ones behind it."""

@@ -4,7 +4,8 @@ From the checkpoint on every record is checked and offered to its consume queue.
 
 - a *hole*: bytes that are no record, with valid records of this log behind them (a record proves itself by its own
   physical offset and its checksum). It is named and stepped over; nothing is removed.
-- a *torn tail*: bytes that are no record, nothing valid behind them. The log ends there.
+- a *torn tail*: bytes that are no record, nothing valid behind them. The log ends there. So does one whose last record is
+  without a checksum, as RocketMQ's are, behind one that has it: what lies there in place of the last bytes took it away.
 - an *unfinished command*: the log ends inside the records of one MPUB. It is cut off too, so that a batch is there
   whole or not at all. Not where its beginning was durable: then all of it was, it may have been answered, and what is
   left of it stays. A hole right in front of it, of which nothing was durable, has nothing valid behind it then: it is
@@ -18,8 +19,8 @@ from libc.string cimport memcmp
 
 from headrace.batch cimport RecordView
 from headrace.format.record cimport (
-    RECORD_BLANK, RECORD_UNWRITTEN, check_record, is_dispatched, read_view, record_batch_entries, record_tag_hash,
-    topic_of,
+    RECORD_BLANK, RECORD_UNWRITTEN, check_record, has_checksum, is_dispatched, read_view, record_batch_entries,
+    record_tag_hash, topic_of,
 )
 from headrace.format.record import describe
 from headrace.format.side_file import naming
@@ -29,6 +30,7 @@ from headrace.store.segment cimport Segment
 
 
 MISSING_FILE = "the file is missing"
+LOST_CHECKSUM = "a record without the checksum that those before it have"
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,11 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
     cdef int64_t command_start = -1         # where the command begins whose end was not seen yet
     cdef int64_t command_left = 0
     cdef int64_t command_records = 0
+    cdef int64_t last_offset = -1           # of the last record, and the command that was open in front of its end
+    cdef int64_t last_start = -1
+    cdef int64_t last_records = 0
+    cdef bint is_checked = durable_offset == 0      # whether it has a checksum, and the one before it
+    cdef bint was_checked = False
     cdef RecordView view
     cdef ConsumeQueue queue = None
     cdef const uint8_t* topic = NULL
@@ -145,6 +152,8 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
             entries = record_batch_entries(&view)
             if entries > 1:
                 command_start, command_left, command_records = offset, entries, 0
+            was_checked, is_checked = is_checked, has_checksum(&view)
+            last_offset, last_start, last_records = offset, command_start, command_records
             if command_left > 0:
                 command_left -= 1
                 command_records += 1
@@ -181,6 +190,11 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
             result.torn_reason = describe(found)
         break
     result.records = records
+    if was_checked and not is_checked and last_offset >= max(durable_offset, epoch_offset):
+        result.torn_offset = offset = last_offset
+        result.torn_reason = LOST_CHECKSUM
+        result.records -= 1
+        command_start, command_records = last_start, last_records
     while command_start >= durable_offset:
         result.unfinished_records += command_records
         result.torn_offset = offset = command_start

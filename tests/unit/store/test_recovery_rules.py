@@ -293,6 +293,46 @@ def test_offsets_that_only_the_views_knew_outlive_a_start_killed_while_it_makes_
     assert bench.append("t", b"new")[0][1] > lost[0][1]
 
 
+@pytest.mark.parametrize("torn_bytes", [20, 21, 22, 23, 30])
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize(("count", "torn"), [(1, 0), (3, 0), (3, 1), (3, 2)])
+def test_what_lies_in_place_of_a_checksum_does_not_make_a_record_of_another_broker(
+    bench: StoreBench, before: int, count: int, torn: int, torn_bytes: int
+) -> None:
+    """A torn tail is cut off: without its checksum a last record was taken for RocketMQ's, the first of an MPUB too."""
+    kept = [bench.append("t", b"%d" % number)[0] for number in range(before)]
+    lost = bench.append("t", *[b"torn"] * count, flush=False, command=True, properties=b"TAGS\x01a tag\x02")
+    end = (lost + bench.append("t", b"behind", flush=False))[torn + 1][2]
+    bench.crash()
+    path = bench.segment(end)
+    size = path.stat().st_size
+    os.truncate(path, end % SEGMENT_BYTES)
+    os.truncate(path, size)
+    bench.overwrite(end - torn_bytes, b"\xda" * torn_bytes)
+    report = bench.check()
+    assert report.exit_code == 0, report.to_json()
+    assert "torn_tail" in [finding.kind for finding in report.info]
+    bench.open()
+    assert bench.store.epochs.newest.previous_end == report.log.end_offset
+    assert bench.messages("t") == {offset: body for _, offset, _, body in kept}
+    assert not bench.store.has_losses
+    bench.append("t", b"new")
+    assert list(bench.messages("t").values()) == [*(body for *_, body in kept), b"new"]
+
+
+def test_the_last_records_of_rocketmq_stay(bench: StoreBench) -> None:
+    """They have no checksum of the whole, as none of those before them that RocketMQ wrote."""
+    bench.append("t", b"ours")
+    at = bench.append("t", b"replaced", flush=False)[0][2]
+    bench.crash()
+    for number in (1, 2):
+        record = layouts.Record(queue_offset=number, physical_offset=at, body=b"theirs", topic=b"t", store_ms=1)
+        bench.overwrite(at, record.encode() + bytes(500))
+        at += len(record.encode())
+    bench.open()
+    assert list(bench.messages("t").values()) == [b"ours", b"theirs", b"theirs"]
+
+
 def test_a_torn_tail_is_cut_off_and_its_offsets_stay_used(bench: StoreBench) -> None:
     """When recovery truncates, the epoch rises, the rest becomes a blank record, the log goes on above."""
     bench.append("t", b"one")
