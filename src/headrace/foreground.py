@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import logging
 import os
@@ -189,12 +190,16 @@ def announce(text: str) -> None:
     """Print that the process is ready. Whoever was to read it may be gone, or take nothing, which ends nothing."""
     try:
         output, writable = sys.stdout.fileno(), select.poll()
+    except io.UnsupportedOperation:  # no file: who replaced it keeps the text
+        sys.stdout.write(text + "\n")
+        return
+    try:
         writable.register(output, select.POLLOUT)
         data = f"{text}\n".encode(sys.stdout.encoding, "backslashreplace")
         while data:
             data = data[_write_piece(output, writable, data) :]
-    except OSError as error:  # also of an output that is no file
-        logger.warning("standard output cannot be written, going on without it error=%s", error.strerror or error)
+    except OSError as error:
+        logger.warning("standard output cannot be written, going on without it error=%s", error.strerror)
 
 
 def stop_signals() -> list[signal.Signals]:
