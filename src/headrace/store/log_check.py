@@ -28,7 +28,7 @@ from headrace.format.record import BAD_OFFSET, UNWRITTEN, decode, describe
 from headrace.store import log_walk
 from headrace.store.check_report import CheckReport
 from headrace.store.log_walk import LogWalk
-from headrace.store.reader import CLOSED, OPEN, SegmentFile, StoreReader
+from headrace.store.reader import CLOSED, CRASHED, OPEN, SegmentFile, StoreReader
 from headrace.store.recovery import LOST_CHECKSUM
 from headrace.store.segment_supply import is_unfinished
 
@@ -311,18 +311,21 @@ class LogCheck:
         promised = max(self.mark, self.report.log.checkpoint_offset, 0)
         command, records = walk.command_offset, walk.command_records
         beginning = max(promised, self.epochs.newest.first_offset)
-        if walk.lost_checksum and walk.last_offset >= beginning and self.report.state != OPEN:
+        is_cut = walk.lost_checksum and walk.last_offset >= beginning and self.report.state == CRASHED
+        if is_cut:
             end, command, records = walk.last_offset, walk.last_command, walk.last_records
             log.records -= 1
             last = next(segment for segment in self._segments if 0 <= end - segment.first_offset < self.size)
             self._report_torn(self.reader.name_of(last.path), end, LOST_CHECKSUM)
-        while command >= promised and self.report.state != OPEN:
-            end = command
-            self.report.add_unfinished(Finding(
-                kind="unfinished_command", physical_offset=end, count=records,
-                message=f"the log ends inside the command at {end}: {records} of its records were written; it was "
-                "never answered, the next start cuts it off",
-            ))  # fmt: skip
+        while is_cut or (command >= promised and self.report.state != OPEN):
+            is_cut = False
+            if command >= promised:
+                end = command
+                self.report.add_unfinished(Finding(
+                    kind="unfinished_command", physical_offset=end, count=records,
+                    message=f"the log ends inside the command at {end}: {records} of its records were written; it was "
+                    "never answered, the next start cuts it off",
+                ))  # fmt: skip
             torn = self._lost_before(end, beginning)
             if torn is None:
                 break

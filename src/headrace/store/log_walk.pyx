@@ -126,7 +126,7 @@ cdef class LogWalk:
         self.promised_offset = promised_offset
         self.names = []
         self.command_offset = self.last_offset = self.last_command = -1
-        self.is_checked = promised_offset == 0
+        self.is_checked = True
         self.skip_entry = -1
         self.capacity = min(<int64_t>BUFFER_BYTES, segment_bytes)
         self.buffer = <uint8_t*>malloc(self.capacity)

@@ -139,7 +139,7 @@ class Opening:
         checkpoint, issued, issued_position = self._load_or_drop_queues()
         scan_from = self._verify_from(checkpoint)
         durable = max(self._mark.physical_offset, checkpoint)  # one of them may have been lost
-        scan = self._scan(scan_from, durable, on_scanned)
+        scan = self._scan(scan_from, durable, was_clean, on_scanned)
         end = scan.end_offset
         # What was issued lies in a segment that exists; an entry that points beyond is damaged.
         issued_position = min(issued_position, (max(log.segments, default=-1) + 1) * log.segment_bytes)
@@ -175,7 +175,7 @@ class Opening:
         self._gate.open_to(end)
         return RecoveryReport(scan, scan_from, was_clean, lost_bytes, skipped)
 
-    def _scan(self, scan_from: int, durable: int, on_scanned: Callable[[int], None] | None) -> Scan:
+    def _scan(self, scan_from: int, durable: int, was_clean: bool, on_scanned: Callable[[int], None] | None) -> Scan:
         """Check the log from an offset on, and bring the queues up to what it holds."""
         log = self._log
         scan = scan_log(
@@ -188,6 +188,7 @@ class Opening:
             epoch_offset=self.epochs.newest.first_offset,
             epoch_gaps=dict(self.epochs.gaps),
             durable_offset=durable,
+            was_clean=was_clean,
         )
         missing = [Hole(first, end, MISSING_FILE) for first, end in find_missing(log, self.epochs) if end <= scan_from]
         scan.holes = sorted([*scan.holes, *missing], key=lambda hole: hole.first_offset)

@@ -40,6 +40,7 @@ def scan_log(
     epoch_offset: int = 0,
     epoch_gaps: dict[int, int] | None = None,
     durable_offset: int = 0,
+    was_clean: bool = False,
 ) -> Scan:
     """Check every record from ``start_offset`` to the end of the log and offer each to its queue.
 
@@ -49,4 +50,5 @@ def scan_log(
         epoch_offset: Where the newest epoch begins: the log does not end below it.
         epoch_gaps: For each epoch that ended, where its log ended and where the next begins.
         durable_offset: Commands that begin below it were written and synced whole.
+        was_clean: The process before this one noted a clean end, or the log is imported: its last record is whole.
     """

@@ -105,7 +105,7 @@ cdef int64_t _behind_invalid(segments, Segment segment, int64_t offset, int64_t 
 
 
 def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, progress=None, known_holes=(),
-             int64_t epoch_offset=0, epoch_gaps=None, int64_t durable_offset=0):
+             int64_t epoch_offset=0, epoch_gaps=None, int64_t durable_offset=0, bint was_clean=False):
     result = Scan(end_offset=start_offset)
     cdef int64_t offset = start_offset
     cdef int64_t position, found, next_offset
@@ -117,8 +117,9 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
     cdef int64_t last_offset = -1           # of the last record, and the command that was open in front of its end
     cdef int64_t last_start = -1
     cdef int64_t last_records = 0
-    cdef bint is_checked = durable_offset == 0      # whether it has a checksum, and the one before it
+    cdef bint is_checked = True             # whether it has a checksum, and the one before it
     cdef bint was_checked = False
+    cdef bint is_cut = False
     cdef RecordView view
     cdef ConsumeQueue queue = None
     cdef const uint8_t* topic = NULL
@@ -190,15 +191,19 @@ def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, 
             result.torn_reason = describe(found)
         break
     result.records = records
-    if was_checked and not is_checked and last_offset >= max(durable_offset, epoch_offset):
+    # Behind a clean end nothing is torn: the log is one that RocketMQ wrote last, and that is imported.
+    if not was_clean and was_checked and not is_checked and last_offset >= max(durable_offset, epoch_offset):
+        is_cut = True
         result.torn_offset = offset = last_offset
         result.torn_reason = LOST_CHECKSUM
         result.records -= 1
         command_start, command_records = last_start, last_records
-    while command_start >= durable_offset:
-        result.unfinished_records += command_records
-        result.torn_offset = offset = command_start
-        result.torn_reason = f"command of which only {command_records} records were written"
+    while is_cut or command_start >= durable_offset:
+        is_cut = False
+        if command_start >= durable_offset:
+            result.unfinished_records += command_records
+            result.torn_offset = offset = command_start
+            result.torn_reason = f"command of which only {command_records} records were written"
         hole = next(reversed(result.holes), None)
         if hole is None or not _is_torn(hole, offset, max(durable_offset, epoch_offset), known_ends):
             break

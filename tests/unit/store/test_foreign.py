@@ -113,6 +113,40 @@ def count_fillers(queue: ConsumeQueue) -> int:
     return sum(entry[1] == FILLER_BYTES for at in range(queue.next_offset) for entry in queue.entries(at, 1))
 
 
+@pytest.mark.parametrize("ours", [0, 2])
+@pytest.mark.parametrize("theirs", [1, 2])
+def test_records_without_a_checksum_at_the_end_are_taken_over(tmp_path: Path, ours: int, theirs: int) -> None:
+    """RocketMQ's have none; a single one behind one of ours, or in a log of its own, was taken for a torn tail."""
+    source = tmp_path / "source"
+    store = Store.open(small_settings(source, segment_bytes=MIB), Clock())
+    for number in range(ours):
+        batch = PublishBatch()
+        batch.destinations, batch.queues = ["t"], [store.queue("t", 0)]
+        batch.append(b"ours %d" % number)
+        store.append(batch)
+    store.flush()
+    at = store.log.end_offset
+    store.close()
+    shutil.rmtree(source / "headrace")
+    (source / "commitlog").mkdir(exist_ok=True)
+    log = source / "commitlog" / f"{0:020d}"
+    content = bytearray(log.read_bytes() if log.exists() else bytes(MIB))
+    for number in range(ours, ours + theirs):
+        record = layouts.Record(queue_offset=number, physical_offset=at, body=b"theirs", topic=b"t", store_ms=1)
+        content[at : at + len(record.encode())] = record.encode()
+        at += len(record.encode())
+    log.write_bytes(content)
+    (source / "config").mkdir()
+    topics = {"t": configuration("t", 1, 1)}
+    (source / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": topics}))
+    shutil.rmtree(source / "consumequeue", ignore_errors=True)
+    assert import_(source, tmp_path / "new") == 0
+    broker = open_broker(tmp_path / "new")
+    queue = broker.store.queue("t", 0)
+    assert (queue.next_offset, count_fillers(queue)) == (ours + theirs, 0)
+    close(broker)
+
+
 def test_everything_is_taken_over_and_the_source_left_alone(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -320,6 +320,46 @@ def test_what_lies_in_place_of_a_checksum_does_not_make_a_record_of_another_brok
     assert list(bench.messages("t").values()) == [*(body for *_, body in kept), b"new"]
 
 
+def test_what_is_no_record_in_front_of_one_that_lost_its_checksum_is_torn_too(bench: StoreBench) -> None:
+    """Nothing valid is behind it; of the MPUB that was open there nothing is left."""
+    bench.append("t", b"kept")
+    first = bench.append("t", b"open", b"damaged", b"more", flush=False, command=True)
+    lost = bench.append("t", b"torn", flush=False, properties=b"TAGS\x01a tag\x02")
+    end = bench.append("t", b"behind", flush=False)[0][2]
+    bench.crash()
+    path = bench.segment(end)
+    size = path.stat().st_size
+    os.truncate(path, end % SEGMENT_BYTES)
+    os.truncate(path, size)
+    bench.overwrite(first[1][2] + 40, b"\xda" * (lost[0][2] - first[1][2] - 40))
+    bench.overwrite(end - 22, b"\xda" * 22)
+    report = bench.check()
+    assert report.exit_code == 0, report.to_json()
+    assert report.log.end_offset == first[0][2]
+    bench.open()
+    assert bench.messages("t") == {0: b"kept"}
+    assert not bench.store.has_losses
+    assert bench.store.epochs.newest.previous_end == first[0][2]
+
+
+def test_what_lies_in_place_of_a_checksum_is_seen_in_the_first_record_of_a_scan(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start reads from the checkpoint on where that is far behind the beginning of its segment."""
+    monkeypatch.setattr(opening, "_VERIFY_BACK_BYTES", 0)
+    bench.append("t", b"kept")
+    bench.restart()
+    lost = bench.append("t", *[b"torn"] * 3, flush=False, command=True, properties=b"TAGS\x01a tag\x02")
+    bench.crash()
+    path, end = bench.segment(lost[1][2]), lost[1][2]
+    size = path.stat().st_size
+    os.truncate(path, end % SEGMENT_BYTES)
+    os.truncate(path, size)
+    bench.overwrite(end - 22, b"\xda" * 22)
+    bench.open()
+    assert bench.messages("t") == {0: b"kept"}
+
+
 def test_the_last_records_of_rocketmq_stay(bench: StoreBench) -> None:
     """They have no checksum of the whole, as none of those before them that RocketMQ wrote."""
     bench.append("t", b"ours")
