@@ -10,20 +10,16 @@ the loop: it is decompressed by ``headrace.format.compression`` and appended as 
 Invariants: between two calls every variable column has ``count + 1`` valid offsets; a validity bitmap exists from the
 first null of a batch on and has a bit for every row there is room for; text columns hold UTF-8 whatever the record
 held (each ill-formed piece becomes U+FFFD, as Python's ``errors="replace"`` does).
-
-Raw log is self-describing: a record is where the magic, the record's own physical offset and its lengths agree. That
-test alone decides, with and without checksums, so that splits of any size see the same records.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from headrace.batch cimport RecordView
 from headrace.format.record cimport (
     CHECKSUM_BYTES,
-    FIXED_BYTES,
     PHYSICAL_OFFSET_AT,
     SYS_FLAG_BORN_V6,
     SYS_FLAG_STORE_V6,
@@ -37,6 +33,9 @@ from headrace.format.record cimport (
 )
 from headrace.format.separators cimport find_end, find_separator
 from headrace.spark.arrow_buffers cimport Buffer, drop, hand_over, reserve, take
+from headrace.spark.name_set cimport NameSet, fill_set, free_set, is_in, name_hash
+from headrace.spark.raw_log cimport CHECKED_HEAD_BYTES, J_BLANK, J_SHORT, judge, search
+from headrace.spark.record_text cimport add_text, put_hex, put_host
 
 from headrace.errors import CorruptRecordError
 from headrace.format.compression import GIVEN_AS_STORED, INFLATE_ERRORS, inflate
@@ -44,19 +43,6 @@ from headrace.format.names import INTERNAL_TOPICS, SYSTEM_TOPICS
 from headrace.spark.schema import COLUMNS, PROPERTY_PREFIX, arrow_schema
 
 import pyarrow
-
-cdef extern from "<arpa/inet.h>" nogil:
-    enum:
-        AF_INET6
-    const char* inet_ntop(int family, const void* address, char* text, uint32_t room)
-
-cdef enum:
-    MAGIC_V1 = 0xDAA320A7
-    MAGIC_V2 = 0xDAA320AB
-    MAGIC_BLANK = 0xCBD43194
-    CHECKED_HEAD_BYTES = 36     # with these a record's size, magic and own physical offset can be judged
-    # No broker stores more (docs/limits.md): a size above it is damage, and nobody gathers half a file for its end.
-    MAX_RECORD_BYTES = 65 << 20
 
 cdef enum:                      # columns, in the order of schema.COLUMNS
     C_TOPIC
@@ -135,17 +121,11 @@ cdef struct Wanted:             # a property that some column or filter needs
     const uint8_t* value        # NULL: the record has none
     uint32_t value_bytes
 
-cdef struct NameSet:            # open addressing; empty slots are NULL
-    const uint8_t** names
-    uint32_t* sizes
-    uint32_t mask
-
 cdef enum:                      # slots of the properties that have columns of their own
     P_UNIQUE_KEY
     P_KEYS
     P_TAGS
 
-cdef const char* HEX = b"0123456789ABCDEF"
 cdef const char* RETRY = b"%RETRY%"
 cdef const char* DEAD_LETTER = b"%DLQ%"
 cdef const char* RESERVED = b"%SYS%"
@@ -169,197 +149,8 @@ cdef inline int _set_size(Buffer* buffer, int64_t used, int64_t size, size_t wid
     return reserve(buffer, <size_t>(size - used) * width)
 
 
-cdef inline uint64_t _copy_small(uint8_t* to, const uint8_t* text, uint32_t size) noexcept nogil:
-    """Copy ``text``; return all its bytes or'ed together, whatever their places in the eight of the result.
-
-    For the short texts that records are full of it takes half as long as two calls of the C library. Whole words are
-    copied, the last one over part of the one before; nothing beyond ``size`` is read or written.
-    """
-    cdef uint64_t word, every = 0
-    cdef uint32_t half, i = 0
-    if size >= 8:
-        while i + 8 <= size:
-            memcpy(&word, text + i, 8)
-            memcpy(to + i, &word, 8)
-            every |= word
-            i += 8
-        memcpy(&word, text + size - 8, 8)
-        memcpy(to + size - 8, &word, 8)
-        return every | word
-    if size >= 4:
-        memcpy(&half, text, 4)
-        memcpy(to, &half, 4)
-        every = half
-        memcpy(&half, text + size - 4, 4)
-        memcpy(to + size - 4, &half, 4)
-        return every | half
-    for i in range(size):
-        to[i] = text[i]
-        every |= text[i]
-    return every
-
-
-cdef size_t _copy_as_utf8(uint8_t* to, const uint8_t* text, uint32_t size) noexcept nogil:
-    """Copy ``text`` and put U+FFFD for each maximal ill-formed piece; ``to`` has room for three times as much."""
-    cdef uint8_t* out = to
-    cdef uint32_t i = 0, more, k
-    cdef uint8_t c, low, high
-    while i < size:
-        c = text[i]
-        if c < 0x80:
-            out[0] = c
-            out += 1
-            i += 1
-            continue
-        low = 0x80
-        high = 0xBF
-        if 0xC2 <= c <= 0xDF:
-            more = 1
-        elif 0xE0 <= c <= 0xEF:
-            more = 2
-            if c == 0xE0:
-                low = 0xA0
-            elif c == 0xED:
-                high = 0x9F
-        elif 0xF0 <= c <= 0xF4:
-            more = 3
-            if c == 0xF0:
-                low = 0x90
-            elif c == 0xF4:
-                high = 0x8F
-        else:
-            more = 0
-        k = 0
-        while k < more and i + 1 + k < size and low <= text[i + 1 + k] <= high:
-            low = 0x80
-            high = 0xBF
-            k += 1
-        if more and k == more:
-            memcpy(out, text + i, more + 1)
-            out += more + 1
-        else:
-            out[0] = 0xEF
-            out[1] = 0xBF
-            out[2] = 0xBD
-            out += 3
-        i += 1 + k
-    return out - to
-
-
-cdef inline int _add_text(Buffer* buffer, const uint8_t* text, uint32_t size) except -1 nogil:
-    reserve(buffer, size)
-    if _copy_small(buffer.at + buffer.used, text, size) & 0x8080808080808080ULL:
-        reserve(buffer, <size_t>3 * size)
-        buffer.used += _copy_as_utf8(buffer.at + buffer.used, text, size)
-    else:
-        buffer.used += size
-    return 0
-
-
-cdef inline uint32_t _hash(const uint8_t* text, uint32_t size) noexcept nogil:
-    """FNV-1a."""
-    cdef uint32_t h = 2166136261
-    cdef uint32_t i
-    for i in range(size):
-        h = (h ^ text[i]) * 16777619
-    return h
-
-
-cdef bint _is_in(const NameSet* names, const uint8_t* text, uint32_t size) noexcept nogil:
-    cdef uint32_t at
-    if names.names == NULL:
-        return False
-    at = _hash(text, size) & names.mask
-    while names.names[at] != NULL:
-        if names.sizes[at] == size and memcmp(names.names[at], text, size) == 0:
-            return True
-        at = (at + 1) & names.mask
-    return False
-
-
-cdef int _fill_set(NameSet* names, list texts) except -1:
-    """Make the set; ``texts`` are bytes that their owner keeps."""
-    cdef uint32_t room = 8
-    cdef uint32_t at
-    cdef bytes text
-    while room < 2 * len(texts) + 2:
-        room *= 2
-    names.names = <const uint8_t**>PyMem_Malloc(room * sizeof(void*))
-    names.sizes = <uint32_t*>PyMem_Malloc(room * sizeof(uint32_t))
-    if names.names == NULL or names.sizes == NULL:
-        raise MemoryError
-    memset(names.names, 0, room * sizeof(void*))
-    names.mask = room - 1
-    for text in texts:
-        at = _hash(text, <uint32_t>len(text)) & names.mask
-        while names.names[at] != NULL:
-            at = (at + 1) & names.mask
-        names.names[at] = text
-        names.sizes[at] = <uint32_t>len(text)
-    return 0
-
-
-cdef void _free_set(NameSet* names) noexcept:
-    PyMem_Free(names.names)
-    PyMem_Free(names.sizes)
-
-
 cdef inline bint _begins_with(const uint8_t* text, uint32_t size, const char* prefix, uint32_t prefix_bytes) noexcept nogil:
     return size >= prefix_bytes and memcmp(text, prefix, prefix_bytes) == 0
-
-
-cdef uint32_t _put_number(uint8_t* to, uint32_t value) noexcept nogil:
-    cdef uint8_t digits[10]
-    cdef uint32_t n = 0, i
-    while True:
-        digits[n] = <uint8_t>(48 + value % 10)
-        value //= 10
-        n += 1
-        if value == 0:
-            break
-    for i in range(n):
-        to[i] = digits[n - 1 - i]
-    return n
-
-
-cdef uint32_t _put_host(uint8_t* to, const uint8_t* host, bint is_v6) noexcept nogil:
-    """Write ``ip:port`` (``[ip]:port`` of IPv6), at most 64 characters."""
-    cdef uint32_t n = 0, i
-    cdef int32_t port
-    cdef char text[64]
-    if is_v6:
-        inet_ntop(AF_INET6, host, text, 64)
-        to[0] = 91
-        n = 1
-        i = 0
-        while text[i]:
-            to[n] = <uint8_t>text[i]
-            n += 1
-            i += 1
-        to[n] = 93
-        n += 1
-        port = load_i32(host + 16)
-    else:
-        for i in range(4):
-            if i:
-                to[n] = 46
-                n += 1
-            n += _put_number(to + n, host[i])
-        port = load_i32(host + 4)
-    to[n] = 58
-    n += 1
-    if port < 0:
-        to[n] = 45
-        return n + 1 + _put_number(to + n + 1, <uint32_t>(-<int64_t>port))
-    return n + _put_number(to + n, <uint32_t>port)
-
-
-cdef uint32_t _put_hex(uint8_t* to, const uint8_t* raw, uint32_t size) noexcept nogil:
-    cdef uint32_t i
-    for i in range(size):
-        to[2 * i] = HEX[raw[i] >> 4]
-        to[2 * i + 1] = HEX[raw[i] & 15]
-    return 2 * size
 
 
 cdef inline bint _is_hidden(const uint8_t* name, uint32_t size) noexcept nogil:
@@ -450,10 +241,10 @@ cdef class Decoder:
         PyMem_Free(self._columns)
         PyMem_Free(self._wanted)
         free(self._pairs)
-        _free_set(&self._topics)
-        _free_set(&self._hidden)
-        _free_set(&self._tags)
-        _free_set(&self._keys)
+        free_set(&self._topics)
+        free_set(&self._hidden)
+        free_set(&self._tags)
+        free_set(&self._keys)
 
     cdef const uint8_t* _text(self, str text) except NULL:
         """Return the UTF-8 of ``text``, kept as long as the decoder."""
@@ -464,7 +255,7 @@ cdef class Decoder:
     cdef int _set(self, NameSet* names, texts) except -1:
         cdef list raw = sorted({text.encode("utf-8", "surrogateescape") for text in texts})
         self._keep.append(raw)
-        return _fill_set(names, raw)
+        return fill_set(names, raw)
 
     cdef int _lay_out(self, list columns, bint verify_crc) except -1:
         """Make the columns and find out which parts of a record they need."""
@@ -581,11 +372,11 @@ cdef class Decoder:
         if size == self._last_topic_bytes and memcmp(topic, self._last_topic, size) == 0 and size:
             return self._last_topic_wanted
         if self._has_topics:
-            wanted = _is_in(&self._topics, topic, size)
+            wanted = is_in(&self._topics, topic, size)
         else:
             wanted = True
             if not self._system_topics:
-                wanted = not (_is_in(&self._hidden, topic, size) or _begins_with(topic, size, RESERVED, 5)
+                wanted = not (is_in(&self._hidden, topic, size) or _begins_with(topic, size, RESERVED, 5)
                               or _begins_with(topic, size, ROCKETMQ_SYSTEM, 8))
             if not self._retry_topics and wanted:
                 wanted = not (_begins_with(topic, size, RETRY, 7) or _begins_with(topic, size, DEAD_LETTER, 5))
@@ -633,12 +424,12 @@ cdef class Decoder:
             for i in range(<uint32_t>BUCKETS):
                 self._buckets[i] = -1
             for i in range(self._pair_count):
-                bucket = _hash(self._pairs[i].name, self._pairs[i].name_bytes) % BUCKETS
+                bucket = name_hash(self._pairs[i].name, self._pairs[i].name_bytes) % BUCKETS
                 self._pairs[i].next = self._buckets[bucket]
                 self._buckets[bucket] = <int32_t>i
             is_bucketed = True
         if is_bucketed:
-            bucket = _hash(name, name_bytes) % BUCKETS
+            bucket = name_hash(name, name_bytes) % BUCKETS
             at = self._buckets[bucket]
             while at >= 0:
                 pair = &self._pairs[at]
@@ -677,7 +468,7 @@ cdef class Decoder:
         cdef const uint8_t* p
         cdef const uint8_t* end
         cdef const uint8_t* stop
-        if found.value != NULL and _is_in(&self._keys, found.value, found.value_bytes):
+        if found.value != NULL and is_in(&self._keys, found.value, found.value_bytes):
             return True
         found = &self._wanted[P_KEYS]
         if found.value == NULL:
@@ -688,7 +479,7 @@ cdef class Decoder:
             stop = <const uint8_t*>memchr(p, 32, end - p)
             if stop == NULL:
                 stop = end
-            if stop > p and _is_in(&self._keys, p, <uint32_t>(stop - p)):
+            if stop > p and is_in(&self._keys, p, <uint32_t>(stop - p)):
                 return True
             p = stop + 1
         return False
@@ -730,7 +521,7 @@ cdef class Decoder:
             return self._skip(at, size)
         if self._needs_properties:
             self._read_properties(&view)
-            if self._has_tags and (self._wanted[P_TAGS].value == NULL or not _is_in(
+            if self._has_tags and (self._wanted[P_TAGS].value == NULL or not is_in(
                     &self._tags, self._wanted[P_TAGS].value, self._wanted[P_TAGS].value_bytes)):
                 return self._skip(at, size)
             if self._has_keys and not self._has_wanted_key():
@@ -814,7 +605,7 @@ cdef class Decoder:
                 self._add_map(column)
             else:
                 if column.kind == C_TOPIC:
-                    _add_text(&column.data, topic, topic_bytes)
+                    add_text(&column.data, topic, topic_bytes)
                 elif column.kind == C_BODY:
                     reserve(&column.data, body_bytes)
                     memcpy(column.data.at + column.data.used, body, body_bytes)
@@ -823,22 +614,22 @@ cdef class Decoder:
                     if self._wanted[column.slot].value == NULL:
                         self._set_null(column)
                     else:
-                        _add_text(&column.data, self._wanted[column.slot].value, self._wanted[column.slot].value_bytes)
+                        add_text(&column.data, self._wanted[column.slot].value, self._wanted[column.slot].value_bytes)
                 elif column.kind == C_BROKER:
                     reserve(&column.data, self._broker_bytes)
                     memcpy(column.data.at + column.data.used, self._broker, self._broker_bytes)
                     column.data.used += self._broker_bytes
                 elif column.kind == C_BORN_HOST:
                     reserve(&column.data, 80)
-                    column.data.used += _put_host(column.data.at + column.data.used, at + 48, is_born_v6)
+                    column.data.used += put_host(column.data.at + column.data.used, at + 48, is_born_v6)
                 elif column.kind == C_STORE_HOST:
                     reserve(&column.data, 80)
-                    column.data.used += _put_host(column.data.at + column.data.used, store_host, is_store_v6)
+                    column.data.used += put_host(column.data.at + column.data.used, store_host, is_store_v6)
                 elif column.kind == C_MSG_ID:
                     reserve(&column.data, 64)
-                    column.data.used += _put_hex(column.data.at + column.data.used, store_host,
+                    column.data.used += put_hex(column.data.at + column.data.used, store_host,
                                                  20 if is_store_v6 else 8)
-                    column.data.used += _put_hex(column.data.at + column.data.used, at + PHYSICAL_OFFSET_AT, 8)
+                    column.data.used += put_hex(column.data.at + column.data.used, at + PHYSICAL_OFFSET_AT, 8)
                 else:   # C_SOURCE_PROTOCOL
                     self._add_protocol(column, view, topic, topic_bytes, sys_flag, load_i64(at + 40),
                                        load_i32(behind_hosts))
@@ -859,10 +650,10 @@ cdef class Decoder:
     cdef int _add_protocol(self, Column* column, const RecordView* view, const uint8_t* topic, uint32_t topic_bytes,
                            uint32_t sys_flag, int64_t born_ms, int32_t reconsume_times) except -1 nogil:
         if _begins_with(topic, topic_bytes, RETRY, 7) or _begins_with(topic, topic_bytes, DEAD_LETTER, 5):
-            return _add_text(&column.data, <const uint8_t*>b"retry", 5)
+            return add_text(&column.data, <const uint8_t*>b"retry", 5)
         if self._is_from_nsq(view, sys_flag, born_ms, reconsume_times):
-            return _add_text(&column.data, <const uint8_t*>b"nsq", 3)
-        return _add_text(&column.data, <const uint8_t*>b"rocketmq", 8)
+            return add_text(&column.data, <const uint8_t*>b"nsq", 3)
+        return add_text(&column.data, <const uint8_t*>b"rocketmq", 8)
 
     cdef int _add_map(self, Column* column) except -1 nogil:
         cdef uint32_t i
@@ -875,8 +666,8 @@ cdef class Decoder:
                 (<int32_t*>column.item_offsets[k].at)[0] = 0
                 column.item_offsets[k].used = 4
         for i in range(self._pair_count):
-            _add_text(&column.items[0], self._pairs[i].name, self._pairs[i].name_bytes)
-            _add_text(&column.items[1], self._pairs[i].value, self._pairs[i].value_bytes)
+            add_text(&column.items[0], self._pairs[i].name, self._pairs[i].name_bytes)
+            add_text(&column.items[1], self._pairs[i].value, self._pairs[i].value_bytes)
             n += 1
             for k in range(2):
                 (<int32_t*>column.item_offsets[k].at)[n] = <int32_t>column.items[k].used
@@ -1041,7 +832,7 @@ cdef class Decoder:
             if self._is_full():
                 position[0] = at
                 return STOP_FULL
-            found = _judge(base + at, size - at, base_offset + at, segment_end)
+            found = judge(base + at, size - at, base_offset + at, segment_end)
             if found > 0:
                 self._is_searching = False
                 self.bytes += found
@@ -1061,7 +852,7 @@ cdef class Decoder:
             if not self._is_searching:
                 self._is_searching = True
                 self.damaged += 1
-            at = _search(base, at + 1, size, base_offset, end, segment_end)
+            at = search(base, at + 1, size, base_offset, end, segment_end)
         position[0] = at
         return STOP_END
 
@@ -1075,64 +866,3 @@ cdef class Decoder:
     def finish(self):
         self._seal()
         return self.take()
-
-
-cdef enum:                      # what _judge says besides a record's size; below J_BLANK: J_BLANK - size of the blank
-    J_BAD = 0
-    J_SHORT = -1
-    J_BLANK = -2
-
-
-cdef int64_t _judge(const uint8_t* at, int64_t room, int64_t physical_offset, int64_t segment_end) noexcept nogil:
-    """Say what begins at ``at``, where ``room`` bytes of the log are known.
-
-    Args:
-        segment_end: Physical offset of the end of this file of the log: bounds records, ends blanks; 0 if not known.
-    """
-    cdef uint32_t size, magic
-    cdef int64_t left = segment_end - physical_offset
-    cdef int64_t found
-    if room < 8:
-        return J_BAD if segment_end and left < 8 else J_SHORT
-    size = load_u32(at)
-    magic = load_u32(at + 4)
-    if magic == <uint32_t>MAGIC_BLANK:
-        if size < 8 or (segment_end and size != left):
-            return J_BAD
-        return J_BLANK - <int64_t>size
-    if magic != <uint32_t>MAGIC_V1 and magic != <uint32_t>MAGIC_V2:
-        return J_BAD
-    if size < FIXED_BYTES or size > <uint32_t>MAX_RECORD_BYTES or (segment_end and size > left):
-        return J_BAD
-    if room < CHECKED_HEAD_BYTES:
-        return J_SHORT
-    if load_i64(at + PHYSICAL_OFFSET_AT) != physical_offset:
-        return J_BAD
-    if size > room:
-        return J_SHORT
-    found = check_record(at, room, physical_offset, False)
-    return found if found > 0 else J_BAD
-
-
-cdef int64_t _search(const uint8_t* base, int64_t at, int64_t size, int64_t base_offset, int64_t end,
-                     int64_t segment_end) noexcept nogil:
-    """Return the first position from ``at`` on where a record begins, or may begin behind what is known."""
-    cdef const uint8_t* hit
-    cdef int64_t position, found
-    cdef int64_t stop = size if base_offset + size < end else end - base_offset
-    while at + 8 <= size and at < stop:
-        # The magic's first byte is four bytes into the record. A blank is passed over: a record follows, or nothing.
-        hit = <const uint8_t*>memchr(base + at + 4, 0xDA, size - at - 4)
-        position = size if hit == NULL else hit - base - 4
-        if position >= stop or position + 8 > size:
-            break
-        if hit[1] == 0xA3 and hit[2] == 0x20:
-            found = _judge(base + position, size - position, base_offset + position, segment_end)
-            if found > 0 or found == J_SHORT:
-                return position
-        at = position + 1
-    # The last seven bytes may begin a magic that is not known yet.
-    position = size - 7
-    if position < at:
-        position = at
-    return position if position < stop else stop
