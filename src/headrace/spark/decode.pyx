@@ -31,10 +31,10 @@ from headrace.format.record cimport (
     read_view,
     topic_of,
 )
-from headrace.format.separators cimport find_end, find_separator
 from headrace.spark.arrow_buffers cimport Buffer, drop, hand_over, reserve, take
-from headrace.spark.name_set cimport NameSet, fill_set, free_set, is_in, name_hash
+from headrace.spark.name_set cimport NameSet, fill_set, free_set, is_in
 from headrace.spark.raw_log cimport CHECKED_HEAD_BYTES, J_BLANK, J_SHORT, judge, search
+from headrace.spark.record_properties cimport Pair, Properties, Wanted, find_properties
 from headrace.spark.record_text cimport add_text, put_hex, put_host
 
 from headrace.errors import CorruptRecordError
@@ -83,9 +83,6 @@ cdef enum:                      # why the loop stopped
 
 cdef enum:
     FIRST_ROWS = 1024
-    FIRST_PAIRS = 64
-    FEW_PAIRS = 16
-    BUCKETS = 256
     LONGEST_CACHED_TOPIC = 255
     MAX_BATCH_BYTES = 1 << 30
     MAX_USUAL_COLUMNS = 100         # properties may have columns of their own, under any name
@@ -107,19 +104,6 @@ cdef struct Column:
     Buffer item_offsets[2]
     Buffer items[2]
     int32_t item_count
-
-cdef struct Pair:
-    const uint8_t* name
-    const uint8_t* value
-    uint32_t name_bytes
-    uint32_t value_bytes
-    int32_t next                # of the same bucket
-
-cdef struct Wanted:             # a property that some column or filter needs
-    const uint8_t* name
-    uint32_t name_bytes
-    const uint8_t* value        # NULL: the record has none
-    uint32_t value_bytes
 
 cdef enum:                      # slots of the properties that have columns of their own
     P_UNIQUE_KEY
@@ -153,13 +137,6 @@ cdef inline bint _begins_with(const uint8_t* text, uint32_t size, const char* pr
     return size >= prefix_bytes and memcmp(text, prefix, prefix_bytes) == 0
 
 
-cdef inline bint _is_hidden(const uint8_t* name, uint32_t size) noexcept nogil:
-    """Properties that only say how the log is kept: the checksum, and how many records one command had."""
-    if size == 8:
-        return memcmp(name, b"__CRC32#", 8) == 0 or memcmp(name, b"__BATCH#", 8) == 0
-    return False
-
-
 cdef class Decoder:
     cdef readonly int64_t rows
     cdef readonly int64_t skipped
@@ -173,19 +150,14 @@ cdef class Decoder:
     cdef list _ready                # batches that are full
     cdef Column* _columns
     cdef int _column_count
-    cdef Wanted* _wanted
-    cdef int _wanted_count
-    cdef Pair* _pairs
-    cdef uint32_t _pair_room
-    cdef uint32_t _pair_count
-    cdef int32_t _buckets[BUCKETS]
+    cdef Properties _properties     # of the record at hand
     cdef NameSet _topics
     cdef NameSet _hidden
     cdef NameSet _tags
     cdef NameSet _keys
     cdef bint _has_topics, _has_tags, _has_keys, _has_times
     cdef bint _system_topics, _retry_topics, _verify, _only_right
-    cdef bint _needs_properties, _needs_pairs, _needs_body, _is_searching
+    cdef bint _needs_properties, _needs_body, _is_searching
     cdef int64_t _start_ms, _end_ms
     cdef const uint8_t* _broker
     cdef uint32_t _broker_bytes
@@ -239,8 +211,8 @@ cdef class Decoder:
             for i in range(self._column_count):
                 self._drop_buffers(&self._columns[i])
         PyMem_Free(self._columns)
-        PyMem_Free(self._wanted)
-        free(self._pairs)
+        PyMem_Free(self._properties.wanted)
+        free(self._properties.pairs)
         free_set(&self._topics)
         free_set(&self._hidden)
         free_set(&self._tags)
@@ -268,16 +240,16 @@ cdef class Decoder:
         for name in columns:
             if name.startswith(PROPERTY_PREFIX) and name[len(PROPERTY_PREFIX):] not in names:
                 names.append(name[len(PROPERTY_PREFIX):])
-        self._wanted = <Wanted*>PyMem_Malloc(len(names) * sizeof(Wanted))
+        self._properties.wanted = <Wanted*>PyMem_Malloc(len(names) * sizeof(Wanted))
         self._columns = <Column*>PyMem_Malloc((len(columns) + 1) * sizeof(Column))
-        if self._wanted == NULL or self._columns == NULL:
+        if self._properties.wanted == NULL or self._columns == NULL:
             raise MemoryError
-        memset(self._wanted, 0, len(names) * sizeof(Wanted))
+        memset(self._properties.wanted, 0, len(names) * sizeof(Wanted))
         memset(self._columns, 0, (len(columns) + 1) * sizeof(Column))
-        self._wanted_count = <int>len(names)
-        for i in range(self._wanted_count):
-            self._wanted[i].name = self._text(names[i])
-            self._wanted[i].name_bytes = <uint32_t>len(names[i].encode("utf-8", "replace"))
+        self._properties.wanted_count = <int>len(names)
+        for i in range(self._properties.wanted_count):
+            self._properties.wanted[i].name = self._text(names[i])
+            self._properties.wanted[i].name_bytes = <uint32_t>len(names[i].encode("utf-8", "replace"))
         self._column_count = <int>len(columns)
         self._names = columns
         self._last_count = min(_usual_rows, self._batch_rows)
@@ -299,7 +271,7 @@ cdef class Decoder:
             if column.slot >= 0 or column.kind in (C_PROPERTIES, C_SOURCE_PROTOCOL):
                 self._needs_properties = True
             if column.kind == C_PROPERTIES:
-                self._needs_pairs = True
+                self._properties.needs_pairs = True
             if column.kind == C_BODY:
                 self._needs_body = True
             if column.kind == C_BODY_CRC_OK:
@@ -386,91 +358,15 @@ cdef class Decoder:
             self._last_topic_wanted = wanted
         return wanted
 
-    cdef int _read_properties(self, const RecordView* view) except -1 nogil:
-        """Find the wanted properties and, for the map, all pairs; of a name that is there twice the last value."""
-        cdef const char* p = view.properties
-        cdef const char* end = p + view.properties_bytes
-        cdef const char* stop
-        cdef const char* middle
-        cdef uint32_t name_bytes
-        cdef int i
-        cdef bint is_bucketed = False
-        for i in range(self._wanted_count):
-            self._wanted[i].value = NULL
-        self._pair_count = 0
-        while p < end:
-            middle = find_separator(p, end)
-            stop = middle if middle == end or middle[0] == 2 else find_end(middle, end)
-            if middle > p and middle + 1 < stop:
-                name_bytes = <uint32_t>(middle - p)
-                for i in range(self._wanted_count):
-                    if self._wanted[i].name_bytes == name_bytes and memcmp(self._wanted[i].name, p, name_bytes) == 0:
-                        self._wanted[i].value = <const uint8_t*>middle + 1
-                        self._wanted[i].value_bytes = <uint32_t>(stop - middle - 1)
-                if self._needs_pairs and not _is_hidden(<const uint8_t*>p, name_bytes):
-                    is_bucketed = self._add_pair(<const uint8_t*>p, name_bytes, <const uint8_t*>middle + 1,
-                                                 <uint32_t>(stop - middle - 1), is_bucketed)
-            p = stop + 1
-        return 0
-
-    cdef int _add_pair(self, const uint8_t* name, uint32_t name_bytes, const uint8_t* value, uint32_t value_bytes,
-                       bint is_bucketed) except -1 nogil:
-        """Add a pair, or replace the value of its name; return whether the names are in buckets."""
-        cdef uint32_t i, bucket
-        cdef int32_t at
-        cdef void* moved
-        cdef Pair* pair
-        if not is_bucketed and self._pair_count >= FEW_PAIRS:
-            for i in range(<uint32_t>BUCKETS):
-                self._buckets[i] = -1
-            for i in range(self._pair_count):
-                bucket = name_hash(self._pairs[i].name, self._pairs[i].name_bytes) % BUCKETS
-                self._pairs[i].next = self._buckets[bucket]
-                self._buckets[bucket] = <int32_t>i
-            is_bucketed = True
-        if is_bucketed:
-            bucket = name_hash(name, name_bytes) % BUCKETS
-            at = self._buckets[bucket]
-            while at >= 0:
-                pair = &self._pairs[at]
-                if pair.name_bytes == name_bytes and memcmp(pair.name, name, name_bytes) == 0:
-                    pair.value = value
-                    pair.value_bytes = value_bytes
-                    return is_bucketed
-                at = pair.next
-        else:
-            for i in range(self._pair_count):
-                pair = &self._pairs[i]
-                if pair.name_bytes == name_bytes and memcmp(pair.name, name, name_bytes) == 0:
-                    pair.value = value
-                    pair.value_bytes = value_bytes
-                    return is_bucketed
-        if self._pair_count == self._pair_room:
-            self._pair_room = self._pair_room * 2 if self._pair_room else FIRST_PAIRS
-            moved = realloc(self._pairs, self._pair_room * sizeof(Pair))
-            if moved == NULL:
-                _no_memory()
-            self._pairs = <Pair*>moved
-        pair = &self._pairs[self._pair_count]
-        pair.name = name
-        pair.name_bytes = name_bytes
-        pair.value = value
-        pair.value_bytes = value_bytes
-        if is_bucketed:
-            pair.next = self._buckets[bucket]
-            self._buckets[bucket] = <int32_t>self._pair_count
-        self._pair_count += 1
-        return is_bucketed
-
     cdef bint _has_wanted_key(self) noexcept nogil:
         """Whether UNIQ_KEY, or one of the KEYS between spaces, is asked for."""
-        cdef Wanted* found = &self._wanted[P_UNIQUE_KEY]
+        cdef Wanted* found = &self._properties.wanted[P_UNIQUE_KEY]
         cdef const uint8_t* p
         cdef const uint8_t* end
         cdef const uint8_t* stop
         if found.value != NULL and is_in(&self._keys, found.value, found.value_bytes):
             return True
-        found = &self._wanted[P_KEYS]
+        found = &self._properties.wanted[P_KEYS]
         if found.value == NULL:
             return False
         p = found.value
@@ -508,6 +404,7 @@ cdef class Decoder:
         """Take or skip the well-formed record at ``at``; STOP_INFLATE leaves it for ``_take_compressed``."""
         cdef RecordView view
         cdef const uint8_t* topic = NULL
+        cdef Wanted* tag
         cdef uint32_t topic_bytes = 0
         cdef uint32_t sys_flag = load_u32(at + 36)
         if not has_queue_entry(sys_flag) and not self._system_topics:
@@ -520,9 +417,9 @@ cdef class Decoder:
         if self._has_times and not self._start_ms <= view.store_timestamp_ms < self._end_ms:
             return self._skip(at, size)
         if self._needs_properties:
-            self._read_properties(&view)
-            if self._has_tags and (self._wanted[P_TAGS].value == NULL or not is_in(
-                    &self._tags, self._wanted[P_TAGS].value, self._wanted[P_TAGS].value_bytes)):
+            find_properties(&self._properties, &view)
+            tag = &self._properties.wanted[P_TAGS]
+            if self._has_tags and (tag.value == NULL or not is_in(&self._tags, tag.value, tag.value_bytes)):
                 return self._skip(at, size)
             if self._has_keys and not self._has_wanted_key():
                 return self._skip(at, size)
@@ -568,6 +465,7 @@ cdef class Decoder:
         cdef bint is_right = True
         cdef int i
         cdef Column* column
+        cdef Wanted* wanted
         if self._verify:
             is_right = check_record(at, view.record_bytes, -1, True) > 0
             if not is_right:
@@ -611,10 +509,11 @@ cdef class Decoder:
                     memcpy(column.data.at + column.data.used, body, body_bytes)
                     column.data.used += body_bytes
                 elif column.slot >= 0:
-                    if self._wanted[column.slot].value == NULL:
+                    wanted = &self._properties.wanted[column.slot]
+                    if wanted.value == NULL:
                         self._set_null(column)
                     else:
-                        add_text(&column.data, self._wanted[column.slot].value, self._wanted[column.slot].value_bytes)
+                        add_text(&column.data, wanted.value, wanted.value_bytes)
                 elif column.kind == C_BROKER:
                     reserve(&column.data, self._broker_bytes)
                     memcpy(column.data.at + column.data.used, self._broker, self._broker_bytes)
@@ -657,24 +556,26 @@ cdef class Decoder:
 
     cdef int _add_map(self, Column* column) except -1 nogil:
         cdef uint32_t i
+        cdef uint32_t count = self._properties.pair_count
+        cdef Pair* pairs = self._properties.pairs
         cdef int k
         cdef int32_t n = column.item_count
         cdef size_t before = column.items[0].used + column.items[1].used
         for k in range(2):
-            reserve(&column.item_offsets[k], <size_t>(self._pair_count + 1) * 4)
+            reserve(&column.item_offsets[k], <size_t>(count + 1) * 4)
             if column.item_offsets[k].used == 0:
                 (<int32_t*>column.item_offsets[k].at)[0] = 0
                 column.item_offsets[k].used = 4
-        for i in range(self._pair_count):
-            add_text(&column.items[0], self._pairs[i].name, self._pairs[i].name_bytes)
-            add_text(&column.items[1], self._pairs[i].value, self._pairs[i].value_bytes)
+        for i in range(count):
+            add_text(&column.items[0], pairs[i].name, pairs[i].name_bytes)
+            add_text(&column.items[1], pairs[i].value, pairs[i].value_bytes)
             n += 1
             for k in range(2):
                 (<int32_t*>column.item_offsets[k].at)[n] = <int32_t>column.items[k].used
                 column.item_offsets[k].used += 4
         column.item_count = n
         (<int32_t*>column.offsets.at)[self._count + 1] = n
-        self._variable_bytes += <int64_t>(column.items[0].used + column.items[1].used - before) + 8 * self._pair_count
+        self._variable_bytes += <int64_t>(column.items[0].used + column.items[1].used - before) + 8 * count
         return 0
 
     # Whole batches
