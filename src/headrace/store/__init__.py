@@ -10,7 +10,8 @@ log and its queues.
 
 A start is ``opening``: ``directory`` (whose folder it is), ``boot_note`` (was the machine down meanwhile) and
 ``recovery`` (find the valid end of the log, rebuild what stands behind it). The key index is ``index`` over
-``index_folder``, ``index_file``, ``index_opening`` and ``index_note``; ``key_query`` answers from it.
+``index_folder``, ``index_file``, ``index_opening`` and ``index_note``; ``key_query`` answers from it, and ``key_match``
+holds its candidates against the log.
 
 ``check``, ``inspect`` and ``dump`` are for people: they read a store (``reader``) without opening it. A check is
 ``log_check`` over ``log_walk`` and ``index_check``, and ends in a ``check_report``. ``foreign`` copies a RocketMQ

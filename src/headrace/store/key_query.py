@@ -8,17 +8,18 @@ promises, or was hidden by the deletion of its topic. Runs in the index's thread
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
-from headrace.format.record import SYS_PREPARED, check, decode
 from headrace.store.commit_log import CommitLog
 from headrace.store.consume_queue import ConsumeQueue
 from headrace.store.index import key_hash
 from headrace.store.index_file import DAMAGED
 from headrace.store.index_folder import IndexFolder
+from headrace.store.key_match import KeyMatcher
+from headrace.store.segment import Segment
 
 MAX_MS: Final = 2**63 - 1
 MAX_MATCHES: Final = 64
@@ -27,15 +28,12 @@ MAX_MATCHES: Final = 64
 MAX_EXAMINED: Final = 20_000
 """Records one query reads: a bound for keys that millions of messages of a deleted topic have."""
 
-_CANDIDATES: Final = 64
+_AT_ONCE: Final = 64
+"""Candidates looked at in one go, without the GIL."""
 _KEEP_OPEN: Final = 16
 """Files that stay open between queries: the newest."""
 
 _LOST: Final = (errno.ENOENT, errno.EIO)
-_FIRST_READ_BYTES: Final = 4096
-_MAX_RECORD_BYTES: Final = 5 << 20
-_KEYS: Final = b"KEYS"
-_UNIQUE_KEY: Final = b"UNIQ_KEY"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,20 +87,25 @@ class KeySearch:
         last_ms, last_offset = index.last_update
         found = KeyMatches(last_update_ms=last_ms, last_update_offset=last_offset, covered_offset=index.covered_offset)
         found.is_complete = found.covered_offset >= log.end_offset
-        key = _encode(query.key)
-        mark = b"%b\x01%b" % (_UNIQUE_KEY, key) if query.unique else key
+        topic, key = _encode(query.topic), _encode(query.key)
         most = min(query.max_count, MAX_MATCHES) if key else 0
+        matcher = KeyMatcher(topic, key, query.begin_ms, query.end_ms, unique=query.unique)
         seen: set[int] = set()
-        for offset in self._candidates(query, key_hash(_encode(query.topic), key), found):
-            if len(found.offsets) >= most:
-                break
+        candidates = self._candidates(query, key_hash(topic, key), found)
+        at_once = most  # of most keys every candidate is a match
+        while len(found.offsets) < most:
             if len(seen) >= MAX_EXAMINED:
                 found.is_complete = False
                 break
-            if offset not in seen:
-                seen.add(offset)
-                if self._is_match(offset, query, key, mark):
-                    found.offsets.append(offset)
+            wanted = list(islice(candidates, at_once))
+            if not wanted:
+                break
+            new = [offset for offset in dict.fromkeys(wanted) if offset not in seen]
+            seen.update(new)
+            places = [place for offset in new if (place := self._place(offset)) is not None]
+            visible = [match[0] for match in matcher.match(places) if self._is_visible(query.topic, *match)]
+            found.offsets += visible[: most - len(found.offsets)]
+            at_once = _AT_ONCE
         return found
 
     def _candidates(self, query: KeyQuery, hashed: int, found: KeyMatches) -> Iterator[int]:
@@ -114,7 +117,7 @@ class KeySearch:
             try:
                 number = file.first_of(hashed)
                 while number > 0:
-                    offsets, number = file.search(hashed, begin_ms, end_ms, number, _CANDIDATES)
+                    offsets, number = file.search(hashed, begin_ms, end_ms, number, _AT_ONCE)
                     yield from offsets
             except OSError as error:
                 if error.errno not in _LOST:
@@ -127,42 +130,17 @@ class KeySearch:
                 found.is_complete = False
                 self._index.report_damage(file)
 
-    def _is_match(self, offset: int, query: KeyQuery, key: bytes, mark: bytes) -> bool:
-        """Whether the message at an offset is wanted; ``mark`` are bytes that it has if it has the key.
-
-        Most candidates lack them where the unique key that is asked for is among the KEYS of many: a look at the bytes
-        takes a tenth of what checking and decoding the record does.
-        """
-        raw = self._read(offset)
-        if mark not in raw or check(raw, 0, offset) != len(raw):
-            return False
-        record = decode(raw)
-        if record["topic"] != query.topic:
-            return False
-        if not query.unique and not query.begin_ms <= record["store_timestamp_ms"] <= query.end_ms:
-            return False
-        if not _has_key(record["properties"], key, unique=query.unique):
-            return False
-        if record["sys_flag"] & SYS_PREPARED:
-            return offset < self._log.durable_offset  # no queue lists it
-        queue = self._queues.get((record["topic"], record["queue_id"]))
-        return queue is not None and queue.min_offset <= record["queue_offset"] < queue.visible_offset
-
-    def _read(self, offset: int) -> bytes:
-        """Return the bytes of what should be a record, nothing where the log has none.
-
-        With pread: a page fault would hold up every thread.
-        """
+    def _place(self, offset: int) -> tuple[Segment, int] | None:
+        """Return where a record should be; None where the log has none."""
         log = self._log
         segment = log.segments.get(offset // log.segment_bytes)
-        if segment is None or not log.first_offset <= offset < log.end_offset:
-            return b""
-        position = offset - segment.first_offset
-        raw = os.pread(segment.fd, _FIRST_READ_BYTES, position)
-        size = int.from_bytes(raw[:4], "big")
-        if len(raw) < size <= _MAX_RECORD_BYTES:
-            raw += os.pread(segment.fd, size - len(raw), position + len(raw))
-        return raw[:size]
+        return (segment, offset) if segment is not None and log.first_offset <= offset < log.end_offset else None
+
+    def _is_visible(self, topic: str, offset: int, queue_id: int, queue_offset: int, is_prepared: bool) -> bool:
+        if is_prepared:
+            return offset < self._log.durable_offset  # no queue lists it
+        queue = self._queues.get((topic, queue_id))
+        return queue is not None and queue.min_offset <= queue_offset < queue.visible_offset
 
 
 def _encode(text: str) -> bytes:
@@ -171,11 +149,3 @@ def _encode(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return text.encode("utf-8", "replace")
-
-
-def _has_key(properties: bytes, key: bytes, *, unique: bool) -> bool:
-    """Whether a record has the key; of a property that is there twice the last one counts."""
-    values = {name: value for name, _, value in (piece.partition(b"\x01") for piece in properties.split(b"\x02"))}
-    if values.get(_UNIQUE_KEY) == key:
-        return True
-    return not unique and key in values.get(_KEYS, b"").split(b" ")
