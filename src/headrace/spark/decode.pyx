@@ -18,6 +18,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from headrace.batch cimport RecordView
+from headrace.format.name_set cimport NameSet, fill_set, free_set, is_in
 from headrace.format.record cimport (
     CHECKSUM_BYTES,
     PHYSICAL_OFFSET_AT,
@@ -31,10 +32,9 @@ from headrace.format.record cimport (
     read_view,
     topic_of,
 )
+from headrace.format.record_properties cimport Pair, Properties, Wanted, find_properties
 from headrace.spark.arrow_buffers cimport Buffer, drop, hand_over, reserve, take
-from headrace.spark.name_set cimport NameSet, fill_set, free_set, is_in
 from headrace.spark.raw_log cimport CHECKED_HEAD_BYTES, J_BLANK, J_SHORT, judge, search
-from headrace.spark.record_properties cimport Pair, Properties, Wanted, find_properties
 from headrace.spark.record_text cimport add_text, put_hex, put_host
 
 from headrace.errors import CorruptRecordError

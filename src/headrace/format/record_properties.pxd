@@ -7,7 +7,7 @@ from libc.string cimport memcmp
 
 from headrace.batch cimport RecordView
 from headrace.format.separators cimport find_end, find_separator
-from headrace.spark.name_set cimport name_hash
+from headrace.format.name_set cimport name_hash
 
 cdef enum:
     FIRST_PAIRS = 64
