@@ -247,7 +247,7 @@ def expression(data: bytes) -> None:
         except RequestError:
             continue
         if wanted.matcher is not None:
-            wanted.matcher(b"a\x011\x02b\x01TRUE\x02TAGS\x01TagA\x02")
+            wanted.matcher.matches(b"a\x011\x02b\x01TRUE\x02TAGS\x01TagA\x02")
 
 
 GROUPS: Final[dict[str, tuple[Callable[[bytes], None], ...]]] = {

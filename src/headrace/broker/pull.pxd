@@ -1,5 +1,6 @@
 from libc.stdint cimport int32_t, int64_t
 from headrace.batch cimport RecordBatch, RecordView
+from headrace.broker.consumers.sql92_evaluation cimport Filter
 from headrace.store.queue_base cimport QueueBase
 
 cdef class Codes:
@@ -18,4 +19,4 @@ cdef class PullResult:
     cdef readonly int64_t skipped
 
 cpdef PullResult read_queue(QueueBase queue, int64_t from_offset, Py_ssize_t max_messages, int64_t max_bytes,
-                            Codes codes, object matcher, RecordBatch into)
+                            Codes codes, Filter matcher, RecordBatch into)

@@ -1,9 +1,10 @@
 """Reading a queue at an offset the reader chooses: what consumer groups do."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import IntEnum
 
 from headrace.batch import RecordBatch
+from headrace.broker.consumers.sql92_evaluation import Filter
 from headrace.store.queue_base import QueueBase
 
 class PullStatus(IntEnum):
@@ -60,19 +61,19 @@ def read_queue(
     max_messages: int,
     max_bytes: int,
     codes: Codes | None,
-    matcher: Callable[[bytes], bool] | None,
+    matcher: Filter | None,
     into: RecordBatch,
 ) -> PullResult:
     """Add the records of ``queue`` from ``from_offset`` on that pass the filters to ``into``.
 
-    One pass examines 800 entries when it filters (4,000 while nothing matched), 4,000 when it does not, and shows at
-    most 400 records to ``matcher``, fewer to one whose object has many ``steps`` (``sql92.Filter``). The first record
-    is added whatever its size. Nothing here waits: see ``PullStatus.COLD``.
+    One pass examines 800 entries when it filters (4,000 while nothing matched), 4,000 when it does not, and shows
+    fewer records to a ``matcher`` that has many ``steps``, or where properties are long: a millisecond's worth. The
+    first record is added whatever its size. Nothing here waits: see ``PullStatus.COLD``.
 
     Args:
         max_messages: Records to add at most; at least one is added if there is one.
         codes: Tag hashes that pass; None lets all pass.
-        matcher: Looks at the encoded properties of what ``codes`` let pass; None lets all pass.
+        matcher: Looks at the properties of what ``codes`` let pass; None lets all pass.
 
     Ref: remoting.md 3.10.
     """

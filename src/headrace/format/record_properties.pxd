@@ -1,6 +1,7 @@
 # Properties of the record at hand: those that some column or filter wants, and, for a map, all of them. A record may hold
 # thousands, so beyond a few the names are in buckets. Nothing is copied: names and values point into the record.
 
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcmp
@@ -12,6 +13,7 @@ from headrace.format.name_set cimport name_hash
 cdef enum:
     FIRST_PAIRS = 64
     FEW_PAIRS = 16
+    FEW_WANTED = 8
     BUCKETS = 256
 
 cdef struct Wanted:
@@ -19,6 +21,7 @@ cdef struct Wanted:
     uint32_t name_bytes
     const uint8_t* value        # NULL: the record has none
     uint32_t value_bytes
+    int32_t next                # of the same bucket
 
 cdef struct Pair:
     const uint8_t* name
@@ -30,12 +33,36 @@ cdef struct Pair:
 cdef struct Properties:
     Wanted* wanted
     int wanted_count
+    int32_t* wanted_buckets     # NULL: they are few, or index_wanted was not called
     bint needs_pairs
     Pair* pairs
     uint32_t pair_room
     uint32_t pair_count
     bint is_bucketed
     int32_t buckets[BUCKETS]
+
+
+cdef inline int index_wanted(Properties* found) except -1:
+    """Put the wanted names into buckets, if they are many; ``free_wanted`` gives these back."""
+    cdef int i
+    cdef uint32_t bucket
+    if found.wanted_count <= FEW_WANTED:
+        return 0
+    found.wanted_buckets = <int32_t*>PyMem_Malloc(BUCKETS * sizeof(int32_t))
+    if found.wanted_buckets == NULL:
+        raise MemoryError
+    for i in range(BUCKETS):
+        found.wanted_buckets[i] = -1
+    for i in range(found.wanted_count):
+        bucket = name_hash(found.wanted[i].name, found.wanted[i].name_bytes) % BUCKETS
+        found.wanted[i].next = found.wanted_buckets[bucket]
+        found.wanted_buckets[bucket] = i
+    return 0
+
+
+cdef inline void free_wanted(Properties* found) noexcept:
+    PyMem_Free(found.wanted)
+    PyMem_Free(found.wanted_buckets)
 
 
 cdef inline int find_properties(Properties* found, const RecordView* view) except -1 nogil:
@@ -56,10 +83,14 @@ cdef inline int find_properties(Properties* found, const RecordView* view) excep
         if middle > p and middle + 1 < stop:
             name_bytes = <uint32_t>(middle - p)
             value_bytes = <uint32_t>(stop - middle - 1)
-            for i in range(found.wanted_count):
+            i = 0
+            if found.wanted_buckets != NULL:
+                i = found.wanted_buckets[name_hash(<const uint8_t*>p, name_bytes) % BUCKETS]
+            while 0 <= i < found.wanted_count:
                 if found.wanted[i].name_bytes == name_bytes and memcmp(found.wanted[i].name, p, name_bytes) == 0:
                     found.wanted[i].value = <const uint8_t*>middle + 1
                     found.wanted[i].value_bytes = value_bytes
+                i = i + 1 if found.wanted_buckets == NULL else found.wanted[i].next
             if found.needs_pairs and not is_hidden(<const uint8_t*>p, name_bytes):
                 put_pair(found, <const uint8_t*>p, name_bytes, <const uint8_t*>middle + 1, value_bytes)
         p = stop + 1

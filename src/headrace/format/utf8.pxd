@@ -85,3 +85,16 @@ cdef inline size_t copy_as_utf8(uint8_t* to, const uint8_t* text, uint32_t size)
             out += 3
         i += 1 + k
     return out - to
+
+
+cdef inline bint is_ascii(const uint8_t* text, uint32_t size) noexcept nogil:
+    cdef uint64_t word, every = 0
+    cdef uint32_t i = 0
+    while i + 8 <= size:
+        memcpy(&word, text + i, 8)
+        every |= word
+        i += 8
+    while i < size:
+        every |= text[i]
+        i += 1
+    return every & HIGH_BITS == 0

@@ -32,7 +32,7 @@ from headrace.format.record cimport (
     read_view,
     topic_of,
 )
-from headrace.format.record_properties cimport Pair, Properties, Wanted, find_properties
+from headrace.format.record_properties cimport Pair, Properties, Wanted, find_properties, free_wanted, index_wanted
 from headrace.spark.arrow_buffers cimport Buffer, drop, hand_over, reserve, take
 from headrace.spark.raw_log cimport CHECKED_HEAD_BYTES, J_BLANK, J_SHORT, judge, search
 from headrace.spark.record_text cimport add_text, put_hex, put_host
@@ -211,7 +211,7 @@ cdef class Decoder:
             for i in range(self._column_count):
                 self._drop_buffers(&self._columns[i])
         PyMem_Free(self._columns)
-        PyMem_Free(self._properties.wanted)
+        free_wanted(&self._properties)
         free(self._properties.pairs)
         free_set(&self._topics)
         free_set(&self._hidden)
@@ -250,6 +250,7 @@ cdef class Decoder:
         for i in range(self._properties.wanted_count):
             self._properties.wanted[i].name = self._text(names[i])
             self._properties.wanted[i].name_bytes = <uint32_t>len(names[i].encode("utf-8", "replace"))
+        index_wanted(&self._properties)
         self._column_count = <int>len(columns)
         self._names = columns
         self._last_count = min(_usual_rows, self._batch_rows)

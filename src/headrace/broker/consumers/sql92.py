@@ -1,6 +1,6 @@
 """SQL92 filters over message properties: which messages a subscription wants.
 
-``compile_filter`` turns text into closures once; ``Filter.matches`` is then called for each message. The language is
+``compile_filter`` turns text into a ``Filter`` once, which is then asked for each message. The language is
 RocketMQ's (remoting.md 4.12 and section 0): properties are strings; compared with a number they are read as a number of
 the literal's kind, and what cannot be read so fails the whole expression, which then does not match. Logic has three
 values: a missing property is neither true nor false.
@@ -18,27 +18,11 @@ The grammar, each line binding closer than the one before:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Final, NoReturn
 
-from headrace.broker.consumers.sql92_evaluation import (
-    Evaluate,
-    EvaluationError,
-    Value,
-    all_of,
-    any_of,
-    compare,
-    equality,
-    membership,
-    minus,
-    negation,
-    never_true,
-    null_test,
-    ordering,
-    text_test,
-)
+from headrace.broker.consumers.sql92_evaluation import Filter
 from headrace.errors import InvalidFilterError
 
 MAX_CHARACTERS: Final = 32_768
@@ -61,47 +45,11 @@ _TOKEN: Final = re.compile(
 _KEYWORDS: Final = frozenset(
     "AND BETWEEN CONTAINS ENDSWITH FALSE IN IS NOT NULL OR STARTSWITH TRUE".split()  # noqa: SIM905  # reads as a list
 )
-_TEXT_TESTS: Final[dict[str, Callable[[str, str], bool]]] = {
-    "CONTAINS": lambda text, part: part in text,
-    "STARTSWITH": str.startswith,
-    "ENDSWITH": str.endswith,
-}
+_TEXT_TESTS: Final = ("CONTAINS", "STARTSWITH", "ENDSWITH")
 
+NOT_ADDED: Final = -1
 
-class Filter:
-    """A compiled expression; ``compile_filter`` makes one.
-
-    Attributes:
-        text: The expression.
-        steps: Comparisons and connections that one message may take: readers bound their work by it.
-    """
-
-    def __init__(self, text: str, evaluate: Evaluate, names: Iterable[str], steps: int) -> None:
-        self.text = text
-        self.steps = steps
-        self._evaluate = evaluate
-        self._names = [(name, b"\x02" + name.encode() + b"\x01") for name in sorted(set(names))]
-
-    def __repr__(self) -> str:
-        return f"Filter({self.text!r})"
-
-    def matches(self, properties: bytes) -> bool:
-        """Whether a message with these encoded properties passes; one whose values cannot be compared does not."""
-        encoded = b"\x02" + properties
-        values: dict[str, str | None] = {}
-        for name, marked in self._names:
-            at = encoded.rfind(marked)  # the last one counts, as in a Java map
-            if at < 0:
-                values[name] = None
-                continue
-            start = at + len(marked)
-            end = encoded.find(b"\x02", start)
-            value = encoded[start:end] if end >= 0 else encoded[start:]
-            values[name] = value.decode("utf-8", "replace") or None  # an empty one is missing
-        try:
-            return self._evaluate(values) is True
-        except EvaluationError:
-            return False
+Value = str | int | float | bool | None
 
 
 def compile_filter(text: str) -> Filter:
@@ -112,8 +60,7 @@ def compile_filter(text: str) -> Filter:
     """
     if len(text) > MAX_CHARACTERS:
         raise InvalidFilterError(f"it has {len(text)} characters, at most {MAX_CHARACTERS} are accepted")
-    parser = _Parser(text)
-    return Filter(text, parser.parse(), parser.names, parser.steps)
+    return _Parser(text).parse()
 
 
 @dataclass(frozen=True)
@@ -128,7 +75,8 @@ class _Node:
     """A part of an expression. ``kind`` is what the rules about operands look at."""
 
     kind: str  # "constant", "property", "boolean" or "number" (a sign before something)
-    evaluate: Evaluate
+    number: int
+    """Of its operation in the filter; a constant has one once it is an operand: a sign may stand before it."""
     position: int
     depth: int = 1
     value: Value = None
@@ -140,17 +88,18 @@ class _Parser:
     """Recursive descent over the tokens of one text."""
 
     def __init__(self, text: str) -> None:
-        self.names: list[str] = []
-        self.steps = 0
+        self._filter = Filter(text)
+        self._steps = 0
         self._tokens = list(_tokenize(text))
         self._at = 0
         self._open = 0
 
-    def parse(self) -> Evaluate:
+    def parse(self) -> Filter:
         node = self._boolean(self._either())
         if self._token.kind != "end":
             self._refuse(f"{self._token.text!r} is not expected here")
-        return node.evaluate
+        self._filter.finish(self._operand(node), self._steps)
+        return self._filter
 
     # -- tokens -----------------------------------------------------------------------------------------------------
 
@@ -191,7 +140,9 @@ class _Parser:
             parts = [self._boolean(node)]
             while self._take("OR"):
                 parts.append(self._boolean(self._all()))
-            node = self._node("boolean", any_of([part.evaluate for part in parts]), node.position, *parts)
+            node = self._node(
+                "boolean", self._filter.add_any([self._operand(part) for part in parts]), node.position, *parts
+            )
         self._open -= 1
         return node
 
@@ -202,7 +153,9 @@ class _Parser:
         parts = [self._boolean(node)]
         while self._take("AND"):
             parts.append(self._boolean(self._equality()))
-        return self._node("boolean", all_of([part.evaluate for part in parts]), node.position, *parts)
+        return self._node(
+            "boolean", self._filter.add_all([self._operand(part) for part in parts]), node.position, *parts
+        )
 
     def _equality(self) -> _Node:
         left = self._comparison()
@@ -211,12 +164,14 @@ class _Parser:
             if sign == "IS":
                 negated = bool(self._take("NOT"))
                 self._need("NULL")
-                left = self._node("boolean", null_test(left.evaluate, negated), position, left)
+                left = self._node(
+                    "boolean", self._filter.add_null_test(self._operand(left), negated=negated), position, left
+                )
                 continue
             right = self._comparison()
             self._need_equal_operands(left, right)
-            test = equality(left.evaluate, right.evaluate)
-            left = self._node("boolean", test if sign == "=" else negation(test), position, left, right)
+            test = self._filter.add_equality(self._operand(left), self._operand(right), negated=sign == "<>")
+            left = self._node("boolean", test, position, left, right)
         return left
 
     def _comparison(self) -> _Node:
@@ -245,7 +200,9 @@ class _Parser:
                 operand.kind == "constant" and (operand.value is None or isinstance(operand.value, bool | str))
             ):
                 self._refuse(f"only numbers and properties can be compared with {sign}", operand.position)
-        return self._node("boolean", ordering(sign, left.evaluate, right.evaluate), position, left, right)
+        return self._node(
+            "boolean", self._filter.add_order(sign, self._operand(left), self._operand(right)), position, left, right
+        )
 
     def _between(self, left: _Node, negated: bool, position: int) -> _Node:
         low = self._unary()
@@ -253,13 +210,13 @@ class _Parser:
         high = self._unary()
         if negated:
             parts = [self._order("<", left, low, position), self._order(">", left, high, position)]
-            test = any_of([part.evaluate for part in parts])
+            test = self._filter.add_any([self._operand(part) for part in parts])
         else:
             parts = [self._order(">=", left, low, position), self._order("<=", left, high, position)]
-            test = all_of([part.evaluate for part in parts])
+            test = self._filter.add_all([self._operand(part) for part in parts])
         # RocketMQ looks at the order of two literals only.
         are_literals = low.kind == high.kind == "constant" and not (low.is_signed or high.is_signed)
-        if are_literals and not negated and compare(low.value, high.value) > 0:
+        if are_literals and not negated and _is_above(low.value, high.value):
             self._refuse("the first bound of BETWEEN is above the second", low.position)
         return self._node("boolean", test, position, *parts)
 
@@ -271,12 +228,14 @@ class _Parser:
         while self._take(","):
             choices.add(self._string())
         self._need(")")
-        return self._node("boolean", membership(left.evaluate, frozenset(choices), negated), position, left)
+        return self._node(
+            "boolean", self._filter.add_membership(self._operand(left), choices, negated=negated), position, left
+        )
 
     def _text_test(self, word: str, left: _Node, negated: bool, position: int) -> _Node:
         if left.kind != "property":
             self._refuse(f"{word} wants a property on its left", left.position)
-        test = text_test(_TEXT_TESTS[word], left.evaluate, self._string(), negated)
+        test = self._filter.add_text_test(word, self._operand(left), self._string(), negated=negated)
         return self._node("boolean", test, position, left)
 
     def _unary(self) -> _Node:
@@ -293,12 +252,12 @@ class _Parser:
             return node
         if sign == "NOT":
             part = self._boolean(node)
-            return self._node("boolean", negation(part.evaluate), position, part)
+            return self._node("boolean", self._filter.add_not(self._operand(part)), position, part)
         if node.kind == "constant" and isinstance(node.value, int | float) and not isinstance(node.value, bool):
             if isinstance(node.value, int) and node.value < -_MAX_INTEGER:
                 self._refuse(f"{-node.value} does not fit 64 bits", position)
             return replace(self._constant(-node.value, position), is_signed=True)
-        return self._node("number", minus(node.evaluate), position, node)
+        return self._node("number", self._filter.add_minus(self._operand(node)), position, node)
 
     def _primary(self) -> _Node:
         token = self._token
@@ -314,8 +273,7 @@ class _Parser:
             self._refuse("it ends too early" if token.kind == "end" else f"{token.text!r} is not expected here")
         self._at += 1
         if token.kind == "name":
-            self.names.append(token.text)
-            return _Node("property", itemgetter(token.text), token.position)
+            return _Node("property", self._filter.add_property(token.text), token.position)
         return self._constant(self._number(token), token.position)
 
     def _number(self, token: _Token) -> int | float:
@@ -335,19 +293,23 @@ class _Parser:
 
     @staticmethod
     def _constant(value: Value, position: int) -> _Node:
-        return _Node("constant", lambda values: value, position, value=value)
+        return _Node("constant", NOT_ADDED, position, value=value)
 
-    def _node(self, kind: str, evaluate: Evaluate, position: int, *parts: _Node) -> _Node:
+    def _operand(self, node: _Node) -> int:
+        """Return the number of a node's operation."""
+        return self._filter.add_constant(node.value) if node.number == NOT_ADDED else node.number
+
+    def _node(self, kind: str, number: int, position: int, *parts: _Node) -> _Node:
         depth = 1 + max(part.depth for part in parts)
         if depth > MAX_NESTED:
             self._refuse(f"it is nested more than {MAX_NESTED} deep", position)
-        self.steps += 1
-        return _Node(kind, evaluate, position, depth)
+        self._steps += 1
+        return _Node(kind, number, position, depth)
 
     def _boolean(self, node: _Node) -> _Node:
         """Return the node where a truth value is wanted: a bare property is a string, never true."""
         if node.kind == "property":
-            return self._node("boolean", never_true(node.evaluate), node.position, node)
+            return self._node("boolean", self._filter.add_never_true(self._operand(node)), node.position, node)
         if node.kind == "boolean" or (node.kind == "constant" and (node.value is None or isinstance(node.value, bool))):
             return node
         self._refuse("a comparison is expected: this is not true or false", node.position)
@@ -358,6 +320,10 @@ class _Parser:
                 self._refuse("NULL cannot be compared: write IS NULL", node.position)
         if left.kind == right.kind == "constant" and isinstance(left.value, bool) and not isinstance(right.value, bool):
             self._refuse("TRUE and FALSE cannot be compared with this", right.position)
+
+
+def _is_above(low: Value, high: Value) -> bool:
+    return isinstance(low, int | float) and isinstance(high, int | float) and low > high
 
 
 def _tokenize(text: str) -> Iterable[_Token]:

@@ -9,12 +9,12 @@ Ref: remoting.md 4.4, 4.12.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
 
 from headrace.broker.consumers.sql92 import compile_filter
+from headrace.broker.consumers.sql92_evaluation import Filter
 from headrace.broker.consumers.subscription import SQL92, TAG, parse_tags
 from headrace.broker.pull import Codes
 from headrace.errors import InvalidFilterError
@@ -41,7 +41,7 @@ class MessageFilter:
     """What ``read_queue`` takes; two Nones let everything through. Equal are only those of one expression."""
 
     codes: Codes | None = None
-    matcher: Callable[[bytes], bool] | None = None
+    matcher: Filter | None = None
     hashes: frozenset[int] | None = None
     """Those of ``codes``: messages with others need not wake a pull that waits; None = all may."""
 
@@ -124,7 +124,7 @@ def _make_filter(kind: str, expression: str) -> MessageFilter:
             f"expression type {kind[:64]!r} is neither TAG nor SQL92", ResponseCode.SUBSCRIPTION_PARSE_FAILED
         )
     try:
-        return MessageFilter(matcher=compile_filter(expression).matches)
+        return MessageFilter(matcher=compile_filter(expression))
     except InvalidFilterError as error:
         raise RequestRefusedError(
             f"parse the consumer's subscription failed: {error}", ResponseCode.SUBSCRIPTION_PARSE_FAILED

@@ -1,8 +1,7 @@
-"""The values of SQL92 filters: how parts of an expression are compared and combined for one message.
+"""The readable reference of headrace.broker.consumers.sql92_evaluation: closures over a message's properties.
 
-Each function returns a closure over the message's properties, a plain dict of text with every name of the expression.
-None stands for a missing property and for what follows from one. The closures run for each message a pull looks at,
-so the common case comes first in them. Ref: remoting.md 4.12; the odd rules are RocketMQ's, and clients rely on them.
+Each function returns a closure over a plain dict of text with every name of the expression. None stands for a missing
+property and for what follows from one. Ref: remoting.md 4.12; the odd rules are RocketMQ's.
 """
 
 from __future__ import annotations
