@@ -6,13 +6,13 @@ subscription to a rare tag reads 20 bytes per message. Reading never waits: a re
 pass (COLD if nothing was found before it), and the store reads it ahead.
 """
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from headrace.batch cimport RecordBatch, RecordView
 from headrace.broker.consumers.sql92_evaluation cimport Filter
+from headrace.format.name_set cimport fill_set, free_set, is_in
 from headrace.format.record cimport FIXED_BYTES, check_record, find_property, hash_tag, read_view
 from headrace.store.commit_log cimport CommitLog
 from headrace.store.queue_base cimport FILLER_BYTES, QueueBase, QueueEntry
@@ -62,8 +62,8 @@ cdef class Codes:
     def __init__(self, codes, tags=()):
         cdef list ascending = sorted(set(codes))
         cdef Py_ssize_t i
-        free(self.codes)
-        self.count = 0
+        if self.codes != NULL:
+            raise RuntimeError("codes are made once")
         self.codes = <int32_t*>malloc(max(len(ascending), 1) * sizeof(int32_t))
         if self.codes == NULL:
             raise MemoryError("cannot hold the codes of a subscription")
@@ -71,9 +71,11 @@ cdef class Codes:
             self.codes[i] = ascending[i]
         self.count = len(ascending)
         self.tags = frozenset([tag.encode("utf-8", "surrogatepass") for tag in tags])
+        fill_set(&self.names, list(self.tags))
 
     def __dealloc__(self):
         free(self.codes)
+        free_set(&self.names)
 
     def __len__(self):
         return self.count
@@ -92,14 +94,14 @@ cdef class Codes:
                 high = middle
         return low < self.count and self.codes[low] == wanted
 
-    cdef bint has_tag_of(self, const RecordView* view) except -1:
+    cdef bint has_tag_of(self, const RecordView* view) noexcept:
         """Whether the record's tag is one of ``tags``: two tags may share a hash."""
         cdef uint32_t size = 0
         cdef const uint8_t* text
         if not self.tags:
             return True
         text = find_property(view, b"TAGS\x01", 5, &size)
-        return text != NULL and PyBytes_FromStringAndSize(<const char*>text, size) in self.tags
+        return text != NULL and is_in(&self.names, text, size)
 
     def matches(self, bytes properties not None):
         cdef RecordView view
