@@ -156,12 +156,14 @@ def run_rocketmq_holder(
     return _run_loadgen("rocket-hold", target, arguments, seconds)
 
 
-def run_rocketmq_puller(target: Target, *, seconds: float, connections: int = 1) -> LoadResult:
+def run_rocketmq_puller(target: Target, *, seconds: float, connections: int = 1, sql: str = "") -> LoadResult:
     """Pull a RocketMQ topic's backlog from its start to its end, or for ``seconds``; every offset is checked.
 
-    Each of the connections reads all of it.
+    Each of the connections reads all of it; ``sql`` is a filter that lets every message through.
     """
     arguments = [f"-topic={target.topic}", f"-connections={connections}", f"-duration={seconds}s"]
+    if sql:
+        arguments.append(f"-sql={sql}")
     return _run_loadgen("rocket-pull", target, arguments, seconds)
 
 

@@ -115,6 +115,7 @@ class PullCase(RocketMqCase):
 
     body_bytes: int
     consumers: int = 1
+    sql: str = ""  # a filter that lets every message through
 
     def measure(self, contestant: str, stage: Stage) -> Measurement:
         """Take one sample of one contestant."""
@@ -140,11 +141,11 @@ class PullCase(RocketMqCase):
         # The single messages of the warm-up are read as often as it takes for as many messages as the backlog has.
         read = 0.0
         while read < stage.backlog:
-            read += run_rocketmq_puller(warm, seconds=LIMIT_S).messages
+            read += run_rocketmq_puller(warm, seconds=LIMIT_S, sql=self.sql).messages
         return f"{result.command}; "
 
     def _read(self, target: Target, stage: Stage) -> LoadResult:
-        result = run_rocketmq_puller(target, seconds=LIMIT_S, connections=self.consumers)
+        result = run_rocketmq_puller(target, seconds=LIMIT_S, connections=self.consumers, sql=self.sql)
         wanted = stage.backlog * self.consumers
         if result.messages < wanted:
             raise BenchError(f"{result.messages:.0f} of {wanted} messages came in {LIMIT_S:.0f} s")
@@ -268,6 +269,13 @@ def _make_cases() -> tuple[RocketMqCase, ...]:
         PullCase("rocket-pull-100-two", "RocketMQ pull of a backlog by two consumers, 100 B", served, 100, consumers=2),
         PullCase(
             "rocket-pull-1k-two", "RocketMQ pull of a backlog by two consumers, 1024 B", served, 1024, consumers=2
+        ),
+        PullCase(
+            "rocket-pull-100-sql",
+            "RocketMQ pull of a backlog with a SQL92 filter, 100 B",
+            ("headrace", *PEERS),
+            100,
+            sql="TAGS IN ('TagA', 'TagB') AND UNIQ_KEY <> 'none'",
         ),
         LiveCase(
             "rocket-live-1k", "1,000 RocketMQ sends a second, pulled at once, 200 B", ("headrace", *PEERS), 1_000, 4

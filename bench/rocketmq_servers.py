@@ -51,6 +51,7 @@ class RocketMq(Server):
         properties = {
             **broker_properties(port, free_port(), directory / "store"),
             **PATIENCE,
+            "enablePropertyFilter": "true",  # SQL92: off by default
             "flushDiskType": "SYNC_FLUSH" if self._is_synchronous else "ASYNC_FLUSH",
         }
         environment = [f"{name}={value}" for name, value in make_home(home).items()]

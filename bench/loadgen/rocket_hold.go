@@ -213,7 +213,7 @@ func rocketHold(settings rocketHoldSettings) (rocketHoldReport, error) {
 	}
 	if settings.kind == holdBack {
 		// Only a group that is there can send back.
-		if err := newRocketPuller(conn, settings.topic, 1, nil).subscribe(); err != nil {
+		if err := newRocketPuller(conn, settings.topic, 1, "", nil).subscribe(); err != nil {
 			return rocketHoldReport{}, err
 		}
 	}

@@ -38,7 +38,7 @@ func runRocketLive(flags *flag.FlagSet, args []string) error {
 	arrived := new(arrivals)
 	members := make([]*livePuller, len(consumers))
 	for i, conn := range consumers {
-		members[i] = &livePuller{rocketPuller: newRocketPuller(conn, settings.topic, 32, make([]int64, queues)), arrived: arrived}
+		members[i] = &livePuller{rocketPuller: newRocketPuller(conn, settings.topic, 32, "", make([]int64, queues)), arrived: arrived}
 		if err := members[i].begin(i, len(consumers)); err != nil {
 			return err
 		}

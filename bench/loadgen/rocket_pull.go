@@ -18,6 +18,7 @@ type rocketPullSettings struct {
 	queues      int
 	connections int
 	most        int
+	sql         string
 	duration    time.Duration
 	json        bool
 }
@@ -28,6 +29,7 @@ func (s *rocketPullSettings) register(flags *flag.FlagSet) {
 	flags.IntVar(&s.queues, "queues", 4, "queues of the topic; each has one pull in flight")
 	flags.IntVar(&s.connections, "connections", 1, "connections; each reads every queue from its start")
 	flags.IntVar(&s.most, "batch", 32, "messages asked for by one pull")
+	flags.StringVar(&s.sql, "sql", "", "SQL92 filter to pull with; it must let every message through")
 	flags.DurationVar(&s.duration, "duration", 5*time.Second, "stop after this time, if the queues have not ended before")
 	flags.BoolVar(&s.json, "json", false, "print one JSON object")
 }
@@ -58,6 +60,7 @@ type rocketPuller struct {
 	conn      *frameConn
 	topic     string
 	most      int
+	sql       string
 	version   string  // of the subscription
 	offsets   []int64 // by queue: where its next pull begins
 	ends      []int64
@@ -70,11 +73,12 @@ type rocketPuller struct {
 	lastReply time.Time
 }
 
-func newRocketPuller(conn *frameConn, topic string, most int, ends []int64) *rocketPuller {
+func newRocketPuller(conn *frameConn, topic string, most int, sql string, ends []int64) *rocketPuller {
 	return &rocketPuller{
 		conn:    conn,
 		topic:   topic,
 		most:    most,
+		sql:     sql,
 		version: strconv.FormatInt(time.Now().UnixMilli(), 10),
 		offsets: make([]int64, len(ends)),
 		ends:    ends,
@@ -82,30 +86,47 @@ func newRocketPuller(conn *frameConn, topic string, most int, ends []int64) *roc
 	}
 }
 
+// subscription is the type of the consumer's filter and the filter.
+func (p *rocketPuller) subscription() (kind, expression string) {
+	if p.sql != "" {
+		return "SQL92", p.sql
+	}
+	return "TAG", "*"
+}
+
 // subscribe announces the consumer, as a push consumer does before its first pull.
 func (p *rocketPuller) subscribe() error {
+	kind, expression := p.subscription()
 	body := fmt.Appendf(nil, `{"clientID":"127.0.0.1@%s","consumerDataSet":[{"consumeFromWhere":"CONSUME_FROM_FIRST_OFFSET",`+
 		`"consumeType":"CONSUME_PASSIVELY","groupName":%q,"messageModel":"CLUSTERING","subscriptionDataSet":[{`+
-		`"classFilterMode":false,"codeSet":[],"expressionType":"TAG","subString":"*","subVersion":%s,"tagsSet":[],`+
-		`"topic":%q}],"unitMode":false}],"producerDataSet":[]}`, p.version, rocketConsumerGroup, p.version, p.topic)
+		`"classFilterMode":false,"codeSet":[],"expressionType":%q,"subString":%q,"subVersion":%s,"tagsSet":[],`+
+		`"topic":%q}],"unitMode":false}],"producerDataSet":[]}`,
+		p.version, rocketConsumerGroup, kind, expression, p.version, p.topic)
 	_, err := p.conn.requestRocket(codeHeartbeat, nil, body)
 	return err
 }
 
 // ask appends the next pull of a queue to the frames of the next write.
 func (p *rocketPuller) ask(queue int) {
-	const commits, mayWait = 1, 2
+	const commits, mayWait, subscribes = 1, 2, 4
 	offset := strconv.FormatInt(p.offsets[queue], 10)
 	flags := commits | mayWait
 	if p.offsets[queue] == 0 {
 		flags = mayWait
 	}
-	p.frames = appendRocketFrame(p.frames, codePullMessage, uint32(firstOpaque+queue), 0, []extField{
-		{"commitOffset", offset}, {"consumerGroup", rocketConsumerGroup}, {"expressionType", "TAG"},
+	kind, expression := p.subscription()
+	fields := []extField{
+		{"commitOffset", offset}, {"consumerGroup", rocketConsumerGroup}, {"expressionType", kind},
 		{"maxMsgNums", strconv.Itoa(p.most)}, {"queueId", strconv.Itoa(queue)}, {"queueOffset", offset},
-		{"subVersion", p.version}, {"suspendTimeoutMillis", "15000"}, {"sysFlag", strconv.Itoa(flags)},
-		{"topic", p.topic},
-	}, nil)
+		{"subVersion", p.version},
+	}
+	if p.sql != "" {
+		flags |= subscribes
+		fields = append(fields, extField{"subscription", expression})
+	}
+	fields = append(fields,
+		extField{"suspendTimeoutMillis", "15000"}, extField{"sysFlag", strconv.Itoa(flags)}, extField{"topic", p.topic})
+	p.frames = appendRocketFrame(p.frames, codePullMessage, uint32(firstOpaque+queue), 0, fields, nil)
 }
 
 // run pulls until every queue has ended or the deadline is over, and waits for every answer.
@@ -251,7 +272,7 @@ func rocketPull(settings rocketPullSettings) (rocketPullReport, error) {
 	}
 	pullers := make([]*rocketPuller, len(conns))
 	for i, conn := range conns {
-		pullers[i] = newRocketPuller(conn, settings.topic, settings.most, ends)
+		pullers[i] = newRocketPuller(conn, settings.topic, settings.most, settings.sql, ends)
 		conn.SetReadDeadline(time.Now().Add(replyTimeout))
 		if err := pullers[i].subscribe(); err != nil {
 			return rocketPullReport{}, err
