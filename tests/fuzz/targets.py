@@ -240,14 +240,16 @@ def heartbeat(data: bytes) -> None:
 
 
 def expression(data: bytes) -> None:
-    text = data.decode("utf-8", "replace")
+    """A filter, and behind a zero the properties of the message that it is asked about."""
+    head, _, properties = data.partition(b"\0")
+    text = head.decode("utf-8", "replace")
     for kind in ("TAG", "SQL92"):
         try:
             wanted = filter_of(kind, text)
         except RequestError:
             continue
         if wanted.matcher is not None:
-            wanted.matcher.matches(b"a\x011\x02b\x01TRUE\x02TAGS\x01TagA\x02")
+            wanted.matcher.matches(properties or b"a\x011\x02b\x01TRUE\x02TAGS\x01TagA\x02")
 
 
 GROUPS: Final[dict[str, tuple[Callable[[bytes], None], ...]]] = {
@@ -342,6 +344,7 @@ def _seeds_by_target() -> dict[str, list[bytes]]:
             b"TagA || TagB",
             b"a > 5 AND (b = 'x' OR c IS NOT NULL) AND d BETWEEN 1 AND 2.5",
             b"x IN ('a','b')",
+            b"x > 5.5 OR x CONTAINS 'b' AND y <> -3\0x\x01 +7.5e1f \x02y\x01-3\x02z\x01\xff\x02",
         ],
     }
     by_name = {target.__name__: inputs for target, inputs in found.items()}
