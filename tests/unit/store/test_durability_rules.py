@@ -188,6 +188,21 @@ def test_a_message_is_visible_when_it_is_durable(make_bench: MakeBench) -> None:
     assert relaxed.store.queue("t", 0).visible_offset == 1
 
 
+def test_messages_that_left_memory_early_are_not_shown_early(bench: StoreBench) -> None:
+    """A-STORE-43: entries of a backlog that the disk is behind with are written out, which makes none durable."""
+    flusher = by_hand(bench)
+    queue = bench.store.queue("t", 0)
+    bench.append("t", b"first", flush=False)
+    bench.store.request_flush()
+    bench.append("t", *[b"%d" % number for number in range(600)], flush=False)
+    queue.write_out()
+    bench.store.finish_flush()
+    assert (queue.visible_offset, len(bench.messages("t"))) == (1, 1)
+    bench.store.request_flush()
+    finish_all(bench, flusher)
+    assert len(bench.messages("t")) == 601
+
+
 def test_a_close_makes_everything_durable(make_bench: MakeBench) -> None:
     """A-STORE-44, X-NSQ-14: also what nobody waits for; a clean end says that all of it is there."""
     bench = make_bench(durability="async")

@@ -138,6 +138,39 @@ def test_a_damaged_number_is_no_topic_made_again(tmp_path: Path, low: int) -> No
     bench.store.close()
 
 
+@pytest.mark.parametrize(("at", "size"), [(0, 8), (8, 4), (12, 8)])
+@pytest.mark.parametrize("offset", [0, 4, 9])
+def test_an_entry_that_the_log_contradicts_is_made_anew(bench: StoreBench, offset: int, at: int, size: int) -> None:
+    """A-STORE-08, design.md 7: a damaged side file is rebuilt where the log can give it: place, size and tag hash."""
+    bench.append("t", *(b"%d" % n for n in range(10)), tag_hash=layouts.java_hash("a"), properties=b"TAGS\x01a\x02")
+    expected = bench.store.queue("t", 0).entries(0, 10)
+    bench.close()
+    with (bench.root / "consumequeue/t/0" / f"{0:020d}").open("r+b") as file:
+        file.seek(offset * 20 + at)
+        file.write((33).to_bytes(size, "big"))
+    bench.open()
+    for _ in range(2):
+        assert bench.store.queue("t", 0).entries(0, 10) == expected
+        bench.restart()
+
+
+@pytest.mark.parametrize("others", [{0}, {1}, {2}, {0, 1}, {1, 2}, {0, 1, 2}])
+def test_an_entry_whose_record_is_another_topic_s_shows_nobody_that(bench: StoreBench, others: set[int]) -> None:
+    """Files of the log and of the queues from different copies: wherever in its queue such an entry stands."""
+    placed = bench.append("t", b"0", b"1", b"2")
+    bench.close()
+    for number, offset in enumerate(sorted(others)):
+        _, _, at, body = placed[offset]
+        made = layouts.Record(queue_offset=number, physical_offset=at, body=body, topic=b"o", store_ms=1)
+        bench.overwrite(at, made.encode_checked())
+    bench.open()
+    for _ in range(2):
+        assert bench.messages("t") == {offset: body for _, offset, _, body in placed if offset not in others}
+        assert list(bench.messages("o").values()) == [placed[offset][3] for offset in sorted(others)]
+        assert bench.store.queue("t", 0).next_offset == 3
+        bench.restart()
+
+
 def test_what_a_start_cut_off_is_gone_also_when_that_start_was_killed(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,7 +431,9 @@ def test_a_torn_tail_is_cut_off_and_its_offsets_stay_used(bench: StoreBench) -> 
 
 
 @pytest.mark.parametrize("records", [2, 3])
-def test_an_unfinished_command_is_cut_off_whole(bench: StoreBench, records: int) -> None:
+def test_an_unfinished_command_is_cut_off_whole(
+    bench: StoreBench, caplog: pytest.LogCaptureFixture, records: int
+) -> None:
     """docs/formats/commit-log.md, "Properties": a batch that was not answered is there whole or not at all."""
     bench.append("t", b"one")
     batch = bench.append("t", *(b"a", b"b", b"c")[:records], command=True, flush=False)
@@ -410,6 +445,8 @@ def test_an_unfinished_command_is_cut_off_whole(bench: StoreBench, records: int)
     assert bench.check().exit_code == 0
     bench.open()
     assert bench.messages("t") == {0: b"one"}
+    bench.crash_and_open()
+    assert "rebuilt" not in caplog.text  # that there are fillers now is no reason to read the whole log
     after = bench.append("t", b"after")
     assert after[0][1] > batch[-1][1]
     assert bench.messages("t") == {0: b"one", after[0][1]: b"after"}
@@ -544,18 +581,24 @@ def test_a_durable_command_loses_only_what_is_damaged(bench: StoreBench, at_end:
     assert bench.messages("t") == {0: b"one", 1: b"a", 2: b"b", after[0][1]: b"after"}
 
 
-def test_damage_with_valid_records_behind_it_is_a_hole(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
-    """It is quarantined and named; what follows is kept and served; one line for each hole."""
+@pytest.mark.parametrize(("at", "bad"), [(90, b"!"), (0, bytes(90))], ids=["body", "head"])
+def test_damage_with_valid_records_behind_it_is_a_hole(
+    bench: StoreBench, caplog: pytest.LogCaptureFixture, at: int, bad: bytes
+) -> None:
+    """It is quarantined and named, by its entry where it says nothing itself; what follows is kept and served.
+
+    One line for each hole.
+    """
     placed = bench.append("t", b"one", b"two", b"three")
     bench.close()
-    bench.overwrite(placed[1][2] + 90, b"!")
+    bench.overwrite(placed[1][2] + at, bad)
     with caplog.at_level(logging.ERROR):
         bench.open()
     assert [hole.first_offset for hole in bench.store.holes] == [placed[1][2]]
     assert [hole.end_offset for hole in bench.store.holes] == [placed[2][2]]
     assert sum("hole in the log" in message for message in caplog.messages) == 1
     assert bench.messages("t") == {0: b"one", 2: b"three"}
-    assert bench.bytes_at(placed[1][2] + 90, 1) == b"!", "nothing is removed"
+    assert bench.bytes_at(placed[1][2] + at, len(bad)) == bad, "nothing is removed"
     bench.append("t", b"four")
     assert bench.store.epoch == 1
     bench.close(whole=False)
@@ -566,6 +609,7 @@ def test_damage_with_valid_records_behind_it_is_a_hole(bench: StoreBench, caplog
     bench.open()
     assert bench.messages("t") == {0: b"one", 2: b"three", 3: b"four"}
     bench.close(whole=False)
+    assert bench.check().damage == damage
 
 
 def test_loss_below_the_durable_mark_is_reported(bench: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
