@@ -101,5 +101,5 @@ def encode_messages(batch: RecordBatch, node_id: int) -> bytes:
     """Encode a message frame per record, in one pass.
 
     Layout of a frame: size u32 | frame type u32 = 2 | timestamp i64 ns | attempts u16 | id: 16 hex digits | body.
-    The id is node_id << 48 | physical_offset; attempts stop at 32767.
+    The id is node_id << 48 | physical_offset; attempts are the channel's, which stop at 32767.
     """

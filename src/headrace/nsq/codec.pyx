@@ -37,7 +37,6 @@ cdef enum:
     MESSAGE_ID_BYTES = 16
     FIN_BYTES = 21              # "FIN ", an id, LF
     MESSAGE_HEAD_BYTES = 34     # size, frame type, timestamp, attempts, message id
-    MAX_ATTEMPTS = 32767        # pynsq, gnsq and nsqjs read the field as signed
     MIN_MPUB_MESSAGE_BYTES = 5
 
 MOST_TOPICS = 128           # of a batch
@@ -650,7 +649,7 @@ cpdef bytes encode_messages(RecordBatch batch, uint32_t node_id):
         store_u32(at, MESSAGE_HEAD_BYTES - 4 + view.body_bytes)
         store_u32(at + 4, 2)
         store_u64(at + 8, <uint64_t>view.store_timestamp_ms * 1_000_000)
-        store_u16(at + 16, view.attempts if view.attempts < MAX_ATTEMPTS else MAX_ATTEMPTS)
+        store_u16(at + 16, view.attempts)
         _store_hex(at + 18, node | (<uint64_t>view.physical_offset & <uint64_t>0xFFFFFFFFFFFF))
         memcpy(at + MESSAGE_HEAD_BYTES, view.body, view.body_bytes)
         at += MESSAGE_HEAD_BYTES + view.body_bytes
