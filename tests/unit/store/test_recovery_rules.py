@@ -33,6 +33,7 @@ from headrace.format.side_file import write_side_file
 from headrace.spark.files import StoreFiles
 from headrace.store import opening
 from headrace.store.check import check_store
+from headrace.store.segment import Segment
 from headrace.store.segment_supply import SegmentSupply
 from headrace.store.store import Store
 from tests.support import layouts
@@ -245,11 +246,12 @@ def test_a_refused_batch_that_cannot_be_taken_back_ends_the_writes(
     assert bench.messages("t").items() >= expected.items()
 
 
+@pytest.mark.parametrize("segments", [1, 2])
 def test_a_refused_batch_that_is_taken_back_in_part_leaves_no_hole(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, segments: int
 ) -> None:
     """What is left of it is cut off as a torn tail: in front of its last records zeros would be damage for good."""
-    bench = make_bench(segment_bytes=4 << 20)
+    bench = make_bench(segment_bytes=(4 << 20) // segments)
     bodies = [b"%02d" % number + b"x" * 99_990 for number in range(30)]
     bench.append("t", *bodies)
     write, pages = os.pwrite, 0
@@ -265,14 +267,18 @@ def test_a_refused_batch_that_is_taken_back_in_part_leaves_no_hole(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return done
 
-    def refuse(first_offset: int) -> None:
-        raise StoreFullError("no room")
+    provide, last = bench.store.log.provide_segment, bench.store.log.end_offset + (segments - 1 << 21)
+
+    def refuse(first_offset: int) -> Segment:
+        if first_offset > last:
+            raise StoreFullError("no room")
+        return provide(first_offset)
 
     with monkeypatch.context() as patch:
         patch.setattr(bench.store.log, "provide_segment", refuse)
         patch.setattr("os.pwrite", fail_later)
         with pytest.raises(FlushError, match=r"taking back a refused batch from .*: Input/output error"):
-            bench.append("t", *bodies, command=True)
+            bench.append("t", *bodies * segments, command=True)
     assert pages == 50
     bench.crash()
     assert bench.check().damage == []
@@ -301,6 +307,21 @@ def test_offsets_that_only_the_views_know_are_not_issued_again(bench: StoreBench
     assert after[0][2] > lost[0][2]
     assert after[0][1] > lost[0][1]
     assert bench.messages("t") == {first[0][1]: b"durable", after[0][1]: b"new"}
+
+
+def test_a_damaged_entry_does_not_lead_the_log_far_away(bench: StoreBench) -> None:
+    """What was issued lies in a segment that exists: an entry that points beyond all of them is damaged."""
+    bench.append("t", b"one")
+    bench.store.queue("t", 0).write_out()
+    bench.crash()
+    with (bench.root / "consumequeue/t/0" / f"{0:020d}").open("r+b") as file:
+        file.seek(20)
+        file.write(layouts.encode_entry(100 * SEGMENT_BYTES, 100, 0))
+    bench.open()
+    assert bench.store.log.end_offset <= 3 * SEGMENT_BYTES
+    assert len(list((bench.root / "commitlog").iterdir())) <= 4
+    assert bench.append("t", b"two")[0][1] == 2
+    assert bench.messages("t") == {0: b"one", 2: b"two"}
 
 
 def test_offsets_that_only_the_views_knew_outlive_a_start_killed_while_it_makes_them_anew(
