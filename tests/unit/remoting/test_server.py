@@ -872,6 +872,21 @@ def test_pulls_of_one_read_each_follow_what_their_group_wants_now(rig: RemotingR
     assert pulled(1, 0) == [[b"a"]] * 2
 
 
+def test_a_pull_that_wants_no_answer_gets_none(rig: RemotingRig) -> None:
+    """remoting.md 1.2: nobody waits for it, also where the one before it was the same; its commit counts."""
+    link = BrokerLink(rig)
+    link.ask(encode_request(0, 310, 1, ext=as_texts(send_fields("T")), body=b"x"))
+    fields = as_texts(pull_fields("G", "T", sysFlag=7, subscription="*", commitOffset=0))
+    wanted = encode_request(0, 11, 2, ext=fields)
+    unwanted = encode_request(0, 11, 3, True, fields | {"commitOffset": "1"})
+    for _ in range(2):
+        assert link.ask(unwanted).keys() == set()
+        assert rig.services.offsets.committed("G", "T", 0) == 1
+        assert link.ask(wanted).keys() == {2}
+        assert rig.services.offsets.committed("G", "T", 0) == 0
+    assert link.ask(wanted, unwanted, wanted).keys() == {2}
+
+
 @pytest.mark.parametrize(
     ("behind", "is_left"),
     [
