@@ -263,6 +263,18 @@ def test_search_by_time(topic: Topic, bench: StoreBench, timestamp: int, lower: 
         assert [store_time(queue, offset) for offset in range(-1, 6)] == [-1, *TIMES, -1]
 
 
+def test_search_by_time_in_a_queue_that_lost_its_beginning(bench: StoreBench) -> None:
+    """remoting.md 4.5: nothing before the first message counts, and 0 stands for no message, not for that before it."""
+    for at in TIMES:
+        bench.clock.advance_ms(at - bench.clock.now_ms())
+        bench.append("t", b"m")
+    queue = bench.store.queue("t", 0)
+    queue.hide_below(2)
+    for at, lower, upper in ((50, 2, 0), (200, 2, 3), (250, 4, 3), (350, 5, 4)):
+        assert find_offset_by_time(queue, at, False) == lower
+        assert find_offset_by_time(queue, at, True) == upper
+
+
 def test_search_by_time_in_an_empty_queue(topic: Topic) -> None:
     """remoting.md 4.5: 0."""
     assert find_offset_by_time(topic.queue, 5, False) == find_offset_by_time(topic.queue, 5, True) == 0

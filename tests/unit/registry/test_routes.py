@@ -160,6 +160,9 @@ def test_a_part_that_is_known_is_not_read_again(table: RouteTable) -> None:
     for now_ms in range(3):
         table.register(registration, "link", now_ms)
     assert len(read) == 1
+    table.register(broker(topics={"U": FOUR}, part=8), "link", 3)
+    table.register(registration, "link", 3)
+    assert len(read) == 1  # it is known beside the other
     object.__setattr__(registration, "version", DataVersion(1000, 2))
     table.register(registration, "link", 4)
     assert len(read) == 2

@@ -90,6 +90,22 @@ def test_a_flush_that_nobody_waits_for_does_not_stand_in_line(bench: StoreBench)
     assert bench.store.unflushed_bytes == 0
 
 
+def test_a_start_leaves_nothing_to_flush(bench: StoreBench) -> None:
+    """What it has synced itself is not asked of the disk again; the first small publish waits for the turn as any."""
+    bench.append("t", bytes(40_000))
+    bench.restart()
+    flusher = by_hand(bench)
+    turn: list[Callable[[], None]] = []
+    bench.store.call_soon = turn.append
+    bench.store.request_flush()
+    assert (flusher.requests, turn) == ([], [])
+    bench.append("t", b"small", flush=False)
+    bench.store.request_flush()
+    assert (flusher.requests, len(turn)) == ([], 1)
+    turn[0]()
+    finish_all(bench, flusher)
+
+
 def test_small_flushes_of_one_turn_are_one(bench: StoreBench) -> None:
     """Many publishers with a message each: the first must not have the disk for itself. What is large does not wait."""
     flusher = by_hand(bench)
