@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.message import Message, Placed, put
+from headrace.broker.withheld import timed
 from headrace.errors import InvalidDelayError
 from headrace.format.names import TIMER_TOPIC
 from tests.support.messaging import SENDER, MessagingRig
@@ -81,6 +82,16 @@ def test_messages_come_at_their_time_in_its_order(rig: MessagingRig) -> None:
     assert rig.timed.waiting == 1
     rig.pass_time(29 * DAY_MS, step=DAY_MS // 4)
     assert rig.bodies("T", 1) == [b"1000", b"2000", b"3000", b"%d" % (29 * DAY_MS)]
+    assert rig.timed.waiting == 0
+
+
+def test_copies_that_are_durable_make_room_for_others(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many may wait for the disk at a time, and any number come one after the other."""
+    monkeypatch.setattr(timed, "MAX_UNFINISHED", 20)
+    for number in range(100):
+        hold(rig, b"%d" % number, 1_000 + 100 * (number // 10))
+    rig.pass_time(2_500)
+    assert sorted(map(int, rig.bodies("T", 1))) == list(range(100))
     assert rig.timed.waiting == 0
 
 
