@@ -212,11 +212,13 @@ def test_stored_properties_are_the_clients_with_the_cluster(given, stored, seria
         ("温度", 898461),
         ("\U0001f600", 1772899),
         ("polygenelubricants", -2147483648),
+        ("Tag\x01A", 80564570),
     ],
 )
-def test_tag_hashes_are_javas(tag, value):
-    """remoting.md 2.7, 10.7, trap 9."""
-    [event] = drive(LIMITS, [send({"i": f"TAGS\x01{tag}\x02"})])
+@pytest.mark.parametrize("serialize", [0, 1])
+def test_tag_hashes_are_javas(tag, value, serialize):
+    """remoting.md 2.7, 10.7, trap 9; a name ends at the first separator."""
+    [event] = drive(LIMITS, [send({"i": f"TAGS\x01{tag}\x02"}, serialize=serialize)])
     assert event[6][0][2] == value
 
 
