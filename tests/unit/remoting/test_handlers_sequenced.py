@@ -348,6 +348,18 @@ def test_a_power_cut_takes_messages_and_what_is_known_of_them_together(rig: Exac
     assert ext_of(rig.send("key", rows(*"kl")))["stored"] == 2
 
 
+@pytest.mark.parametrize("semantics", ["sequence", "key"])
+def test_a_power_cut_within_rows_takes_all_of_them(rig: ExactlyOnceRig, semantics: str) -> None:
+    """What is noted of a batch comes before its rows: alone, or with some, it would take the others for stored."""
+    rig.send(semantics, rows(*"ab"))
+    rig.store.flush()
+    rig.send(semantics, rows(*"cde"), seq=2)
+    rig.lose_log(rig.store.log.end_offset - 1)
+    assert rig.bodies() == [b"a", b"b"]
+    assert ext_of(rig.send(semantics, rows(*"cde"), seq=2))["stored"] == 3
+    assert rig.bodies() == [b"a", b"b", b"c", b"d", b"e"]
+
+
 def test_the_state_is_not_saved_before_it_is_durable(rig: ExactlyOnceRig) -> None:
     """Else a start after a power cut takes what is sent again for duplicates."""
     log = rig.services.producers.log
