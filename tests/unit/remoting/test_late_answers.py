@@ -8,10 +8,10 @@ import pytest
 
 from headrace.clock import ManualClock
 from headrace.errors import StoreError
-from headrace.remoting.codec import encode_request
+from headrace.remoting.codec import decode_command, encode_request, encode_response
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.connection import RemotingConnection
-from headrace.remoting.sending.late_answers import LateAnswers, WaitingAnswer
+from headrace.remoting.sending.late_answers import LateAnswers, WaitingAnswer, as_late, as_refused
 from tests.support.remoting import RemotingRig, send_fields
 
 LIMIT_MS = 5_000
@@ -66,6 +66,21 @@ def test_a_send_is_late_by_the_time_up_to_which_flushes_have_been_noted(rig: Rem
     assert client.taken() == []
     client.server.check_timers(rig.clock.monotonic_ms())
     assert [answer.code for answer in client.taken()] == [ResponseCode.FLUSH_DISK_TIMEOUT]
+
+
+def test_what_was_refused_stays_so_among_answers_that_are_late() -> None:
+    """A-CLI-13: FLUSH_DISK_TIMEOUT says that a message is stored, and a send that was refused has left none."""
+    refused = encode_response(0, 2, ResponseCode.NO_PERMISSION, "no", None, None)
+    stored = encode_response(0, 1, ResponseCode.SUCCESS, None, {"msgId": "A", "queueOffset": "7"}, None)
+    for change, code in (
+        (as_late, ResponseCode.FLUSH_DISK_TIMEOUT),
+        (lambda data: as_refused(data, "disk"), ResponseCode.SERVICE_NOT_AVAILABLE),
+    ):
+        data, changed = change(refused + stored + refused)
+        assert changed == 1
+        assert data.startswith(refused)
+        assert data.endswith(refused)
+        assert decode_command(data[len(refused) : -len(refused)]).code == code
 
 
 def _send(opaque: int) -> bytes:
