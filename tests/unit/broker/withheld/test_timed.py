@@ -34,6 +34,7 @@ def hold(rig: MessagingRig, body: bytes, delay_ms: int, topic: str = "T") -> Pla
     [
         ({}, 0),
         ({"TIMER_DELAY_SEC": "90"}, 90_000),
+        ({"TIMER_DELAY_SEC": str(30 * 86400)}, 30 * DAY_MS),
         ({"TIMER_DELAY_MS": "250"}, 250),
         ({"TIMER_DELIVER_MS": "1700000005000"}, 5_000),
         ({"TIMER_DELIVER_MS": "1699999999999"}, 0),
