@@ -94,6 +94,9 @@ def test_a_start_leaves_nothing_to_flush(bench: StoreBench) -> None:
     """What it has synced itself is not asked of the disk again; the first small publish waits for the turn as any."""
     bench.append("t", bytes(40_000))
     bench.restart()
+    opened: list[Any] = []
+    bench.store.gate.wait(bench.store.log.end_offset, note(opened, "what was there"))
+    assert opened == [("what was there", None)]
     flusher = by_hand(bench)
     turn: list[Callable[[], None]] = []
     bench.store.call_soon = turn.append

@@ -1161,6 +1161,29 @@ def test_a_log_without_its_beginning_is_told(bench: StoreBench, caplog: pytest.L
         bench.close(whole=False)
 
 
+@pytest.mark.parametrize("verified_back", [0, 1 << 28])
+def test_a_log_without_its_end_is_told(
+    bench: StoreBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, verified_back: int
+) -> None:
+    """Its newest files are lost, and the checkpoint lies in them: nothing durable goes silently."""
+    monkeypatch.setattr(opening, "_VERIFY_BACK_BYTES", verified_back)
+    placed = [bench.append("t", b"%03d" % n + bytes(2000))[0] for n in range(50)]
+    end = bench.store.log.end_offset
+    bench.close()
+    for path in sorted((bench.root / "commitlog").iterdir())[1:]:
+        path.unlink()
+    bench.open()
+    assert bench.store.recovery.lost_bytes == end - bench.store.recovery.scan.end_offset > 0
+    assert "durable messages lost" in caplog.text
+    kept = {offset: body for _, offset, at, body in placed if at < bench.store.recovery.scan.end_offset}
+    assert bench.messages("t") == kept
+    assert 0 < len(kept) < 50
+    after = bench.append("t", b"new")[0]
+    assert after[1] >= 50
+    assert after[2] >= end
+    assert bench.messages("t") == kept | {after[1]: b"new"}
+
+
 def test_a_missing_file_that_is_put_back_is_no_hole_any_more(
     bench: StoreBench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1180,6 +1203,21 @@ def test_a_missing_file_that_is_put_back_is_no_hole_any_more(
         assert "hole" not in caplog.text
         assert bench.messages("t") == {queue_offset: body for _, queue_offset, _, body in placed}
         bench.close()
+
+
+def test_what_was_shown_unsynced_before_counts_no_more_at_level_fsync(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/formats/side-files.md, "Boot note": a start has synced it, and from then on nothing is shown before."""
+    bench = make_bench(durability="async")
+    bench.append("t", b"one")
+    bench.crash_and_open(durability="fsync")
+    bench.append("t", b"two")
+    bench.crash()
+    monkeypatch.setattr("headrace.store.boot_note.current_boot_id", lambda: "another")
+    bench.open()
+    assert bench.store.epoch == 1
+    assert bench.messages("t") == {0: b"one", 1: b"two"}
 
 
 def test_an_epoch_without_a_file_is_no_missing_file(
