@@ -164,12 +164,11 @@ class Catalog:
         elif operation == "create_channel":
             start = topic.fit(change["start"])
             topic.channels.setdefault(change["channel"], ChannelEntry(key, start))
-            if not topic.paused:
-                topic.frozen = None
         elif operation in {"delete_channel", "pause_channel", "empty_channel"}:
             self._apply_to_channel(topic, operation, change)
         if topic.channels and (not topic.paused or topic.frozen is None):
-            # Else a power cut took the record of a pause, or of its end, and left what was changed after it.
+            # The first channel has what was held back. Otherwise a power cut took the record of a pause, or of its end,
+            # and left what was changed after it.
             topic.paused, topic.frozen = False, None
 
     def _raise_version(self, change: dict[str, Any]) -> None:
