@@ -215,6 +215,26 @@ def test_the_buffer_of_a_large_command_may_serve_the_next_of_any_connection(firs
         ]
 
 
+@pytest.mark.parametrize("kind", ["PUB", "MPUB"])
+def test_messages_keep_the_buffer_of_their_command_until_they_are_appended(kind):
+    """The reader lets go of it as soon as the command is parsed, and somebody else's bytes come into its place."""
+
+    class Crowded(Driver):
+        def _run(self):
+            others = [bytearray(b"\xee") * size for size in range(len(command), len(command) + 64)]
+            yield from super()._run()
+            del others
+
+    bodies = (bytes(100_000),) if kind == "PUB" else (bytes(50_000), b"a", bytes(60_000))
+    content = b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+    count = struct.pack(">ii", len(content) + 4, len(bodies)) if kind == "MPUB" else b""
+    command = f"{kind} large\n".encode() + count + content
+    driver = Crowded(LIMITS)
+    assert driver.feed(b"  V2") == []
+    for _ in range(3):
+        assert driver.feed(command) == [("publish", "large", bodies, 0)]
+
+
 def test_a_buffer_that_somebody_still_looks_at_is_not_used_again():
     """What was parsed may wait to be executed while the next command arrives."""
     driver, other = Driver(LIMITS), Driver(LIMITS)
