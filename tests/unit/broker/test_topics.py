@@ -47,6 +47,21 @@ def take_all(rig: BrokerRig, topic: str, channel: str) -> list[bytes]:
     return sorted(body for body, _, _ in rig.take(subscription, made))
 
 
+@pytest.mark.parametrize("way", ["restart", "crash"])
+def test_no_message_of_a_former_topic_with_more_queues_is_shown(rig: BrokerRig, way: str) -> None:
+    """Also in queues that the topic made again has not: readers of the store would take them for its own."""
+    rig.broker.create_topic("t", TopicConfig(4, 4))
+    for queue_id in range(4):
+        publish_to(rig, "t", queue_id, b"former")
+    rig.broker.delete_topic("t")
+    rig.broker.create_topic("t", TopicConfig(2, 2))
+    for _ in range(2):
+        for queue_id in range(4):
+            queue = rig.store.queue("t", queue_id)
+            assert (queue.min_offset, queue.visible_offset) == (1, 1)
+        getattr(rig, way)()
+
+
 def test_a_topic_that_nsq_makes_has_one_queue(rig: BrokerRig) -> None:
     """The default configuration, for every protocol that names none."""
     topic = rig.broker.ensure_topic("events")

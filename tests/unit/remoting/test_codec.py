@@ -378,6 +378,8 @@ def test_refused_destinations_do_not_touch_the_others():
     assert replies[3][2] == 1
     assert replies[3][7]
     intake.clear()
+    for changes in ({}, {"e": "77"}):  # to the same places, and none of them is refused now
+        assert add_send(intake, LIMITS, decode_command(send(changes, flag=2)))
     assert intake.untold() is None
 
 

@@ -461,7 +461,7 @@ def test_queue_locks(rig: RemotingRig) -> None:
     peer.ask(42, body=as_json({"consumerGroup": "G1", "clientId": "c1", "mqSet": queues}))
     assert lock("c2", queues) == [0, 1]
     rig.clock.advance_ms(60_001)
-    assert lock("c1", queues) == [0, 1]
+    assert lock("c1", [*queues, queues[0] | {"queueId": 7, "brokerName": "another"}]) == [0, 1]
 
 
 def locks_of(queues: int, client: str = "c1", **more: Any) -> bytes:
