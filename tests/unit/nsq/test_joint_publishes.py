@@ -341,6 +341,7 @@ ODD_READS = (
     b"PUB t\n\x00\x00\x00\x05abcde",
     b"PUB t\n\x00\x00\x00\x02ab\n",
     b"PUB t\n\x00\x00\x00\x00",
+    b"PUB t\n\x00\x00\x00\x00PUB t\n\x00\x00\x00\x02ab",
     b"PUB t\n\xff\xff\xff\xffab",
     b"PUB t\n\x00\x10\x00\x01ab",  # more than nsq.max_message_bytes
     b"PUB t\r\n\x00\x00\x00\x02cr",

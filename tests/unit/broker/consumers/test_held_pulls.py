@@ -206,6 +206,8 @@ def test_a_bug_in_one_pull_leaves_the_others(rig: Rig, caplog: pytest.LogCapture
     assert rig.woken == ["fine"]
     assert rig.holds.counters.errors == 1
     assert "held pull failed by a bug topic=T" in caplog.text
+    rig.holds.wake_all()
+    assert (len(rig.holds), rig.holds.counters.errors) == (0, 1)  # it is woken once all the same
 
 
 def test_all_pulls_of_a_queue_that_goes_away_are_woken(rig: Rig) -> None:
