@@ -872,6 +872,21 @@ def test_pulls_of_one_read_each_follow_what_their_group_wants_now(rig: RemotingR
     assert pulled(1, 0) == [[b"a"]] * 2
 
 
+def test_pulls_of_one_read_commit_each(rig: RemotingRig) -> None:
+    """remoting.md 3.10: what a pull brings counts, whichever of those that are answered together it is."""
+    link = BrokerLink(rig)
+    for queue_id in range(3):
+        link.ask(encode_request(0, 310, 1, ext=as_texts(send_fields("T", queue_id=queue_id)), body=b"x"))
+    for commit in range(3):
+        asked = [
+            pull_fields("G", "T", queueId=number, sysFlag=7, subscription="*", commitOffset=commit + number)
+            for number in range(3)
+        ]
+        frames = [encode_request(0, 11, number, ext=as_texts(fields)) for number, fields in enumerate(asked)]
+        assert {answer.code for answer in link.ask(*frames).values()} == {0}
+        assert rig.services.offsets.queues("G", "T") == {number: commit + number for number in range(3)}
+
+
 def test_a_pull_that_wants_no_answer_gets_none(rig: RemotingRig) -> None:
     """remoting.md 1.2: nobody waits for it, also where the one before it was the same; its commit counts."""
     link = BrokerLink(rig)
