@@ -57,7 +57,8 @@ def note_beginning(bench: StoreBench, offset: int) -> None:
     write_side_file(bench.root / "headrace/epochs.json", "epochs", epochs)
 
 
-def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
+@pytest.mark.parametrize("messages", [20, 150])
+def test_a_refused_batch_does_not_come_back(make_bench: MakeBench, messages: int) -> None:
     """A-STORE-51: StoreFull by budget: a batch that was refused at a segment roll is never delivered."""
     bench = make_bench(budget_bytes=3 * SEGMENT_BYTES)
     bench.append("t", b"kept")
@@ -67,7 +68,7 @@ def test_a_refused_batch_does_not_come_back(make_bench: MakeBench) -> None:
         nonlocal before
         for _ in range(100):
             before = bench.messages("t")
-            bench.append("t", *(b"%03d" % n + b"x" * 1000 for n in range(20)))
+            bench.append("t", *(b"%03d" % n + b"x" * 1000 for n in range(messages)))
 
     with pytest.raises(StoreFullError, match=r"raise store\.budget_bytes"):
         fill()
@@ -1223,7 +1224,7 @@ def test_what_was_shown_unsynced_before_counts_no_more_at_level_fsync(
 def test_an_epoch_without_a_file_is_no_missing_file(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two starts on a full disk, after two restarts of the machine, begin an epoch each and no segment."""
+    """Starts on a full disk, after two restarts of the machine, begin an epoch for each of these and no segment."""
     bench = make_bench(durability="async")
     kept = bench.append("t", b"kept")[0]
     bench.crash()
@@ -1231,7 +1232,7 @@ def test_an_epoch_without_a_file_is_no_missing_file(
     def refuse(*_: object) -> None:
         raise StoreFullError("no room")
 
-    for boot in ("b", "c"):
+    for boot in ("b", "b", "c"):
         monkeypatch.setattr("headrace.store.boot_note.current_boot_id", lambda boot=boot: boot)
         with monkeypatch.context() as full:
             full.setattr(SegmentSupply, "take", refuse)
@@ -1239,6 +1240,7 @@ def test_an_epoch_without_a_file_is_no_missing_file(
                 bench.open()
     monkeypatch.setattr(opening, "_VERIFY_BACK_BYTES", 0)
     bench.open()
+    assert bench.store.epoch == 3
     more = [bench.append("t", b"%03d" % n + b"x" * 1000)[0] for n in range(150)]
     bench.close()
     assert bench.check().exit_code == 0
