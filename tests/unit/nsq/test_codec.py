@@ -250,6 +250,17 @@ def test_a_buffer_that_somebody_still_looks_at_is_not_used_again():
     assert bytes(room) == b"y" * 999_999
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_command_may_be_as_large_as_its_limit(more):
+    """nsq.md 1.4: of an MPUB, its count and the lengths of its messages are part of that."""
+    largest, most = 1 << 20, 5 << 20
+    bodies = [bytes(largest)] * 4 + [bytes(most - 4 - 4 * (4 + largest) - 4 + more)]
+    content = struct.pack(">i", 5) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+    [event] = Driver(LIMITS).feed(b"  V2MPUB t\n" + struct.pack(">i", len(content)) + content)
+    assert event[0] == ("refused" if more else "publish")
+    assert more or event == ("publish", "t", tuple(bodies), 0)
+
+
 def test_line_may_have_16_kib_and_no_more():
     """nsq.md 1.2: a longer line closes the connection without an error frame."""
     fits = b"PUB t " + b"x" * (16 * 1024 - 7) + b"\n"
