@@ -275,6 +275,22 @@ def test_the_end_of_a_topic_costs_what_the_producer_has_of_it() -> None:
     assert many.registration_count == 20_001
 
 
+def test_an_ephemeral_topic_does_not_wait_for_those_that_are_gone() -> None:
+    """It goes with the last producer that is there, also while what another left is being taken out."""
+    table = make_table(max_topics=2 * SLICE, max_registrations=3 * SLICE)
+    for owner in (A, B):
+        table.identify(owner, info("a" if owner is A else "b"), 0)
+        table.register(owner, "t#ephemeral")
+    for number in range(SLICE):
+        table.register(A, f"t{number}")
+    table.connection_closed(A)
+    table.unregister(B, "t#ephemeral")
+    assert table.lookup("t#ephemeral", 0) is None
+    while table.tidy():
+        pass
+    assert table.registration_count == 0
+
+
 def test_much_that_is_gone_is_taken_out_in_slices() -> None:
     """A producer with 100,000 channels that left stopped the event loop for 70 ms; none of it is told meanwhile."""
     table = make_table(max_topics=3, max_channels=9 * SLICE, max_registrations=20 * SLICE)
@@ -295,6 +311,7 @@ def test_much_that_is_gone_is_taken_out_in_slices() -> None:
     assert hosts(table, "t0") == ["b"]
     assert sum(1 for entry in table.entries() if entry.producer.info.hostname == "a") == 0
     table.unregister(B, "t1")
+    assert not any(entry.topic == "t1" for entry in table.entries())
     table.register(B, "t1", "c1")
     table.delete_topic("t2")
     assert table.registration_count == 3 * SLICE + 1 + 2
