@@ -282,6 +282,7 @@ def test_half_messages_above_the_limit_are_refused_one_by_one(tmp_path: Path) ->
         b"TIMER_DELAY_MS\x015\x02color\x01\xed\xa0\x80\x02",
         b"DELAY\x011\x02REAL_TOPIC\x01other\x02",
         b"REAL_QID\x013\x02DELAY\x011\x02",
+        b"TRAN_MSG\x01true\x02PGROUP\x01P\x02UNIQ_KEY\x01u\x02TIMER_DELAY_MS\x01500\x02",
         b"DELAY\x011\x02" + b"".join(b"n%d\x01v\x02" % number for number in range(100)),
     ],
 )

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.batch import PublishBatch
+from headrace.broker.copies import RecordCopy
+from headrace.broker.gathering import Gathering
 from headrace.broker.withheld.retry import DeadLetter, RetryRules
 from headrace.errors import MessageNotFoundError, RequestError
 from headrace.format.names import HALF_TOPIC, SCHEDULE_TOPIC
@@ -77,10 +79,11 @@ def test_the_consumer_may_choose_the_level_or_the_end(rig: MessagingRig) -> None
     rig.send_back(RULES, stored.physical_offset, 5)
     rig.send_back(RULES, stored.physical_offset, -1)
     rig.send_back(RULES, stored.physical_offset, most=0)
+    rig.send_back(RULES, stored.physical_offset, 99)  # the last there is
     rig.store.flush()
-    assert rig.levels.waiting[5] == 1
+    assert {level: count for level, count in rig.levels.waiting.items() if count} == {5: 1, 18: 1}
     assert rig.bodies("%DLQ%G") == [b"body", b"body"]
-    assert (rig.retries.counters.retried, rig.retries.letters.counts) == (1, {"G": 2})
+    assert (rig.retries.counters.retried, rig.retries.letters.counts) == (2, {"G": 2})
 
 
 def test_copies_go_to_all_retry_queues_in_turn(rig: MessagingRig) -> None:
@@ -106,6 +109,26 @@ def test_a_copy_is_as_durable_as_the_retry_topic_asks(rig: MessagingRig) -> None
         queue.awaits_flush = False
     result = rig.send_back(RULES, stored.physical_offset)
     assert result == 0
+
+
+@pytest.mark.parametrize("groups", ["GH", "HG"])
+def test_of_copies_that_are_written_together_the_strictest_counts(rig: MessagingRig, groups: str) -> None:
+    """One of them may be lost: nobody is told before all are durable, whichever came last."""
+    stored = rig.append("T", b"body")
+    rules = {group: RetryRules(group) for group in groups}
+    for each in rules.values():
+        rig.retries.ensure_retry_topic(each)
+    for name in (SCHEDULE_TOPIC, "%RETRY%H"):
+        for queue in rig.broker.topics[name].queues:
+            queue.awaits_flush = False
+    rig.store.flush()
+    raw = rig.store.log.read(stored.physical_offset)
+    assert raw is not None
+    gathering = Gathering(rig.broker)
+    works = [rig.retries.sending_back(gathering, each, RecordCopy(raw), 0) for each in rules.values()]
+    gathering.publish()
+    waited = [work.finish(rig.clock.now_ms()) for work in works if work is not None]
+    assert waited == [rig.store.log.end_offset] * 2
 
 
 def test_a_group_without_retry_queues_drops(rig: MessagingRig) -> None:
