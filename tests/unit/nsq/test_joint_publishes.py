@@ -553,6 +553,19 @@ def test_who_publishes_to_an_ephemeral_topic_does_not_wait_for_the_disk(tmp_path
         assert (passing.frames(), lasting.frames()) == ([OK], [])
 
 
+def test_an_ok_that_waits_for_the_disk_holds_up_those_behind_it(tmp_path: Path) -> None:
+    """nsq.md 1.7: clients match replies first in, first out: it would be taken for that of a durable message."""
+    with real_bench(tmp_path, durability="fsync") as bench:
+        client = bench.client()
+        for _ in range(3):
+            client.post(pub("orders", b"1"))
+            client.post(pub("news#ephemeral", b"2"))
+            bench.end_turn()
+            assert client.frames() == []
+            bench.server.broker.store.flush()
+            assert client.frames() == [OK, OK]
+
+
 # -- with sockets ----------------------------------------------------------------------------------------------------
 
 
