@@ -342,14 +342,18 @@ def test_last_of_several_tags_is_filtered_by(client: RemotingSocket) -> None:
         assert bodies_of(client.call(11, fields)[1]) == wanted
 
 
-def test_unwanted_message_does_not_answer_a_held_pull(broker: testing.RunningBroker, client: RemotingSocket) -> None:
-    """remoting.md 4.4: a held pull is woken by a message whose tag it wants."""
-    publish(client, "Wake", b"a", tag="A")
-    heartbeat(client, "c1", "WakeG", subscription("Wake", "B"))
-    client.send(11, pull_fields("WakeG", "Wake", 1))
+@pytest.mark.parametrize(("kind", "expression"), [("TAG", "B"), ("SQL92", "TAGS = 'B'")])
+def test_unwanted_message_does_not_answer_a_held_pull(
+    broker: testing.RunningBroker, client: RemotingSocket, kind: str, expression: str
+) -> None:
+    """remoting.md 4.4: a held pull is answered by a message that its group wants, also where it has to look at it."""
+    topic = f"Wake{kind}"
+    publish(client, topic, b"a", tag="A")
+    heartbeat(client, "c1", f"{topic}G", subscription(topic, expression, kind))
+    client.send(11, pull_fields(f"{topic}G", topic, 1))
     with RemotingSocket(broker.remoting) as producer:
-        publish(producer, "Wake", b"a2", tag="A")
-        publish(producer, "Wake", b"b", tag="B")
+        publish(producer, topic, b"a2", tag="A")
+        publish(producer, topic, b"b", tag="B")
     header, content = client.receive()
     assert header["code"] == 0
     assert bodies_of(content) == [b"b"]
