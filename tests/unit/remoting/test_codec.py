@@ -350,16 +350,17 @@ def append(intake: SendIntake, queue_id: int = 2) -> MemoryQueue:
     return queue
 
 
-def test_replies_name_where_each_message_went():
+@pytest.mark.parametrize("serialize", [0, 1])
+def test_replies_name_where_each_message_went(serialize):
     """remoting.md 2.8, 2.9: an upper-case id of store host and position; those of a batch joined with commas."""
-    batch = encode_frame(320, SEND_FIELDS | {"m": "true"}, BATCH_BODY, opaque=9, serialize=1)
+    batch = encode_frame(320, SEND_FIELDS | {"m": "true"}, BATCH_BODY, opaque=9, serialize=serialize)
     intake = take(send(opaque=8), batch, send(opaque=10, flag=2), send(opaque=11))
     append(intake)
     places = [intake.batch.placed(index) for index in range(5)]
     ids = [record.message_id(STORE_HOST, physical_offset) for physical_offset, _, _ in places]
     replies = drive(Limits(()), [intake.encode_replies(STORE_HOST)])
     assert [reply[5] for reply in replies] == [8, 9, 11]
-    assert [reply[1] for reply in replies] == [0, 1, 0]
+    assert [reply[1] for reply in replies] == [0, serialize, 0]
     assert [reply[8]["msgId"] for reply in replies] == [ids[0], ",".join(ids[1:3]), ids[4]]
     assert [reply[8]["queueOffset"] for reply in replies] == [str(places[at][1]) for at in (0, 1, 4)]
     assert {reply[8]["queueId"] for reply in replies} == {"2"}
