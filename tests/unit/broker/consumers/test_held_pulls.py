@@ -168,6 +168,15 @@ def test_a_queue_whose_beginning_went_away_wakes(rig: Rig) -> None:
     assert rig.woken == ["A"]
 
 
+def test_entries_that_are_not_all_there_wake(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of the queue's files may end before the message: the pull itself looks on."""
+    queue = rig.queue()
+    rig.hold(queue, "A", codes={65})
+    monkeypatch.setattr(queue, "entries", lambda _from, _most: [(0, 100, 66)])
+    rig.grow(queue, 66, 65)
+    assert rig.woken == ["A"]
+
+
 def test_a_queue_without_waiters_is_not_looked_at(rig: Rig) -> None:
     queue = rig.queue()
     held = rig.hold(queue, "A", codes={65})
