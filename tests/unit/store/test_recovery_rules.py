@@ -173,12 +173,14 @@ def test_an_entry_whose_record_is_another_topic_s_shows_nobody_that(bench: Store
         bench.restart()
 
 
+@pytest.mark.parametrize("body_bytes", [10, 30_000])
 def test_what_a_start_cut_off_is_gone_also_when_that_start_was_killed(
-    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, body_bytes: int
 ) -> None:
     """What was cut off stays in the gap between epochs until it is blanked; readers of the log step over none."""
     bench.append("t", b"first")
-    cut = bench.append("t", *[b"ghost %d" % number for number in range(5)], flush=False, command=True)
+    bodies = [b"ghost %d" % number + bytes(body_bytes) for number in range(5)]
+    cut = bench.append("t", *bodies, flush=False, command=True)
     bench.crash()
     bench.overwrite(cut[4][2], bytes(SEGMENT_BYTES - cut[4][2] % SEGMENT_BYTES))  # its last record is not on the disk
 
@@ -189,6 +191,8 @@ def test_what_a_start_cut_off_is_gone_also_when_that_start_was_killed(
         patch.setattr(opening.Opening, "_blank_rest", staticmethod(fail))
         with pytest.raises(OSError, match="Input/output"):
             bench.open()
+    report = bench.check()
+    assert (report.damage, report.log.records) == ([], 1)
     bench.open()
     bench.append("t", b"after")
     bench.store.close()
@@ -426,6 +430,19 @@ def test_the_last_records_of_rocketmq_stay(bench: StoreBench) -> None:
         at += len(record.encode())
     bench.open()
     assert list(bench.messages("t").values()) == [b"ours", b"theirs", b"theirs"]
+
+
+def test_what_rocketmq_wrote_behind_a_clean_end_is_no_torn_tail(bench: StoreBench) -> None:
+    """Nothing is torn there, also where it is one record alone: neither the checker nor a start takes it for that."""
+    bench.append("t", b"ours")
+    end = bench.store.log.end_offset
+    bench.close()
+    record = layouts.Record(queue_offset=1, physical_offset=end, body=b"theirs", topic=b"t", store_ms=1)
+    bench.overwrite(end, record.encode())
+    report = bench.check()
+    assert (report.log.records, [finding for finding in report.info if finding.kind == "torn_tail"]) == (2, [])
+    bench.open()
+    assert bench.messages("t") == {0: b"ours", 1: b"theirs"}
 
 
 def test_a_torn_tail_is_cut_off_and_its_offsets_stay_used(bench: StoreBench) -> None:
