@@ -364,6 +364,18 @@ def test_a_damaged_record_holds_up_nothing(
     assert "delayed messages passed over, their records are damaged or gone level=1 count=1" in caplog.text
 
 
+def test_what_is_gone_before_its_time_is_counted(rig: MessagingRig, caplog: pytest.LogCaptureFixture) -> None:
+    """Store rules: nothing is left out silently, not even what the log has no more."""
+    for body in (b"a", b"b", b"c"):
+        rig.levels.put(rig.message("T", body), 1)
+    rig.store.flush()
+    rig.store.queue(SCHEDULE_TOPIC, 0).hide_below(2)
+    rig.pass_time(1100)
+    assert rig.bodies("T") == [b"c"]
+    assert rig.levels.counters.damaged == 2
+    assert "their records are damaged or gone level=1 count=2" in caplog.text
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
 def test_queue_files_that_cannot_be_read_put_delays_off(
     rig: MessagingRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
