@@ -330,6 +330,21 @@ def test_files_whose_names_are_no_offsets_are_passed_over(bench: StoreBench, nam
     assert stranger.exists()
 
 
+@pytest.mark.parametrize("hole_bytes", range((1 << 20) - 4, (1 << 20) + 3))
+def test_what_follows_a_hole_is_found_wherever_it_begins(make_bench: MakeBench, hole_bytes: int) -> None:
+    """It is looked for in pieces of a MiB, and may begin in the last bytes of one."""
+    bench = make_bench(segment_bytes=4 << 20)
+    bench.append("t", b"")
+    lost = bench.append("t", bytes(hole_bytes - bench.store.log.end_offset))[0]
+    found = bench.append("t", b"found")[0]
+    assert found[2] - lost[2] == hole_bytes
+    bench.close()
+    bench.overwrite(lost[2], bytes(hole_bytes))
+    report = bench.check()
+    assert [(f.physical_offset, f.end_offset) for f in report.damage if f.kind == "hole"] == [(lost[2], found[2])]
+    assert report.log.records == 2
+
+
 def test_a_segment_that_was_cut_short(bench: StoreBench) -> None:
     """Segment names and sizes."""
     closed(bench)
