@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -11,13 +12,17 @@ from typing import Any
 import pytest
 
 from headrace.batch import PublishBatch
+from headrace.broker.broker import Broker
 from headrace.broker.catalog import Catalog
 from headrace.broker.data_version import DataVersion
 from headrace.broker.topic import PERM_READ, Topic, TopicConfig
 from headrace.errors import InvalidNameError, QuotaExceededError, RequestError, StoreFullError, TopicNotFoundError
 from headrace.format.names import CONTROL_TOPIC
+from headrace.format.side_file import write_side_file
+from headrace.settings import BrokerSettings
 from headrace.store.queue_base import QueueBase
 from tests.support.brokers import BrokerRig
+from tests.support.stores import SEGMENT_BYTES, StoreBench
 
 WAYS = ["restart", "crash"]
 
@@ -45,6 +50,23 @@ def publish_to(rig: BrokerRig, topic: str, queue_id: int, *bodies: bytes, flush:
 def take_all(rig: BrokerRig, topic: str, channel: str) -> list[bytes]:
     subscription, made = rig.subscribe(topic, channel)
     return sorted(body for body, _, _ in rig.take(subscription, made))
+
+
+def test_a_queue_that_lost_its_beginning_to_another_broker_is_not_whole(tmp_path: Path) -> None:
+    """remoting.md 4.4: what is missing in front of its first message was its own, so who asks for it is told."""
+    bench = StoreBench(tmp_path / "store")
+    bench.append("t", *(bytes(1000) for _ in range(200)))
+    bench.close()
+    bench.segment(0).unlink()
+    epochs = [{"epoch": 1, "first_physical_offset": SEGMENT_BYTES}]  # as an import notes it
+    write_side_file(bench.root / "headrace/epochs.json", "epochs", epochs)
+    shutil.rmtree(bench.root / "consumequeue")
+    broker = Broker.open(bench.open(), BrokerSettings(), bench.clock)
+    queue = broker.topics["t"].queues[0]
+    assert 0 < queue.min_offset < queue.visible_offset
+    assert not broker.is_whole(queue)
+    broker.close()
+    bench.store.close()
 
 
 @pytest.mark.parametrize("way", ["restart", "crash"])
