@@ -110,7 +110,9 @@ def count_popped(store: Store, offsets: Mapping[tuple[str, str], Mapping[int, in
 
 def _entries(queue: ConsumeQueue, done_up_to: int) -> Iterator[tuple[int, bool]]:
     """Yield where each checkpoint and ack of a queue is, and whether RocketMQ's reader was through with it."""
-    for start in range(queue.min_offset, queue.next_offset, _ENTRIES_AT_ONCE):
-        for number, (physical_offset, _, tags) in enumerate(queue.entries(start, _ENTRIES_AT_ONCE), start):
+    number = queue.min_offset
+    while entries := queue.entries(number, _ENTRIES_AT_ONCE):
+        for physical_offset, _, tags in entries:
             if tags in _HASHES:
                 yield physical_offset, number <= done_up_to
+            number += 1

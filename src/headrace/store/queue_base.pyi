@@ -12,10 +12,12 @@ class QueueBase:
     owner: Any
     log: Any
     def entries(self, from_offset: int, most: int) -> list[tuple[int, int, int]]:
-        """Return up to ``most`` entries as (physical_offset, record_bytes, tag_hash).
+        """Return ``most`` entries as (physical_offset, record_bytes, tag_hash).
+
+        Fewer at the end of what is visible, and in front of a file that the system refuses.
 
         Raises:
-            UnreadableError: the system refuses the file that has them.
+            UnreadableError: it refuses the file that has the first of them.
         """
 
     def position_of(self, queue_offset: int) -> int:

@@ -27,11 +27,21 @@ cdef class QueueBase:
 
     def entries(self, int64_t from_offset, Py_ssize_t most):
         cdef QueueEntry* into = <QueueEntry*>malloc(max(most, 1) * sizeof(QueueEntry))
-        cdef Py_ssize_t i, n
+        cdef Py_ssize_t i, part
+        cdef Py_ssize_t n = 0
         if into == NULL:
             raise MemoryError()
         try:
-            n = self.read_or_refuse(from_offset, into, most)
+            while n < most:
+                try:
+                    part = self.read_or_refuse(from_offset + n, into + n, most - n)
+                except UnreadableError:
+                    if n == 0:
+                        raise
+                    break   # what is in front of it can be used
+                if part <= 0:
+                    break
+                n += part
             return [(into[i].physical_offset, into[i].record_bytes, into[i].tag_hash) for i in range(n)]
         finally:
             free(into)

@@ -583,6 +583,10 @@ def test_what_pop_consumers_have_not_acknowledged_is_counted(
     write(timer, "ack", so=50, ao=50, c="G3")
     write(timer, "ck", so="none")
     write(timer, "ck", so=60, n=1 << 60, c="G4")  # of no more than 127 can RocketMQ say so
+    for number in range(2_100):  # with the acknowledgements more than a start keeps in memory
+        write(timer, "ck", so=1000 + number, n=1, d=[0], c="G5")
+    for number in range(2_099):
+        write(timer, "ack", so=1000 + number, ao=1000 + number, c="G5")
     store.close()
     shutil.rmtree(tmp_path / "5" / "headrace")
     shutil.copytree(source / "config", tmp_path / "5" / "config")
@@ -593,6 +597,7 @@ def test_what_pop_consumers_have_not_acknowledged_is_counted(
     assert said["popped"] == [
         {"group": "G", "topic": "Kept", "messages": 5 + 2 + 1},
         {"group": "G2", "topic": "Kept", "messages": 2},
+        {"group": "G5", "topic": "Kept", "messages": 1},
     ]
     assert said["popped_unread"] == 2
     assert import_(tmp_path / "5", tmp_path / "text") == 0
