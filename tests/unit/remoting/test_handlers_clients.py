@@ -622,6 +622,16 @@ def test_consume_directly(rig: RemotingRig) -> None:
         assert consumer.ask(309, fields | {"msgId": message_id}).code == 1
 
 
+def test_a_consumer_gets_no_record_of_the_askers_own_making(rig: RemotingRig) -> None:
+    """Without an id the body of the request went on to the consumer, which took it for a message of its topic."""
+    consumer = rig.peer()
+    consumer.heartbeat("c1", group="G1")
+    for fields in ({}, {"msgId": ""}):
+        reply = consumer.ask(309, {"consumerGroup": "G1", "clientId": "c1"} | fields, b"forged")
+        assert (reply.code, "msgId" in (reply.remark or "")) == (1, True)
+    assert consumer.calls == []
+
+
 @pytest.mark.parametrize(("queues", "is_passed_on"), [(600, True), (6_000, False)])
 def test_consumer_status_of_many_queues(rig: RemotingRig, queues: int, *, is_passed_on: bool) -> None:
     """Code 223: the answer of a client with hundreds is whole; one that is left out is named, with the reason."""

@@ -33,15 +33,15 @@ def consume_directly(peer: Peer, command: Command) -> None:
     """Have a consumer consume one message now (309)."""
     services = peer.services
     ext = dict(command.ext)
-    offsets = [physical_offset_of(ext["msgId"])] if ext.get("msgId") else []
+    offset = physical_offset_of(fields.text(ext, "msgId"))
 
     def pass_on() -> None:
-        body = find_visible(services, offsets[0]).raw if offsets else command.body
+        body = find_visible(services, offset).raw
         ext["brokerName"] = services.broker.name
         clients = services.clients.client_ids(fields.text(ext, "consumerGroup"))
         forward(peer, command, ext.get("clientId") or next(iter(clients), ""), ext, body)
 
-    answer_when_read(peer, command, offsets, pass_on)
+    answer_when_read(peer, command, [offset], pass_on)
 
 
 def physical_offset_of(message_id: str) -> int:
