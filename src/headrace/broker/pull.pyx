@@ -127,6 +127,7 @@ cdef class PullResult:
 
 cdef PullResult _outside(int64_t from_offset, int64_t min_offset, int64_t max_offset):
     """Return the answer to an offset at which nothing can be read, None when something can."""
+    max_offset = max(max_offset, min_offset)    # a queue made again may begin above what readers may see yet
     if max_offset == 0:
         return PullResult(_NO_MESSAGE_IN_QUEUE, 0, min_offset, max_offset)
     if from_offset < min_offset:
@@ -287,7 +288,7 @@ def store_time(QueueBase queue not None, int64_t queue_offset):
 cdef int64_t _first_behind(QueueBase queue, int64_t timestamp_ms, bint is_after) except -1:
     """Return the first offset stored at or after a time, or only after it; the queue's end if there is none."""
     cdef QueueEntry entries[AT_ONCE]
-    cdef int64_t low = queue.min_offset, high = queue.visible_offset
+    cdef int64_t low = queue.min_offset, high = max(queue.min_offset, queue.visible_offset)
     cdef int64_t found = high
     cdef int64_t middle, probe, time_ms
     cdef Py_ssize_t i, n
@@ -317,7 +318,7 @@ cdef int64_t _first_behind(QueueBase queue, int64_t timestamp_ms, bint is_after)
 
 def find_offset_by_time(QueueBase queue not None, int64_t timestamp_ms, bint upper):
     cdef int64_t offset
-    if queue.visible_offset == 0:
+    if max(queue.min_offset, queue.visible_offset) == 0:
         return 0
     offset = _first_behind(queue, timestamp_ms, upper)
     if not upper:

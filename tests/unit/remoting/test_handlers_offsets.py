@@ -160,6 +160,39 @@ def test_a_pull_below_a_topic_made_again_goes_on_at_its_beginning_at_once(rig: R
     assert (answer.code, answer.ext["nextBeginOffset"], answer.ext["minOffset"]) == (20, "3", "3")
 
 
+@pytest.mark.parametrize(("topic", "durable"), [("T1", 3), ("New", 0)])
+def test_a_topic_made_again_ends_nowhere_in_front_of_its_beginning(
+    rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, topic: str, durable: int
+) -> None:
+    """Messages of the former topic may await their flush; a group at the beginning was told "moved", and rested."""
+    rig.services.ensure_group("G1")
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.store, "flush", lambda: None)
+        for _ in range(2):
+            rig.peer().ask(310, send_fields(topic), b"old")
+        rig.peer().ask(215, {"topic": topic})
+        numbers = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+        rig.peer().ask(17, {"topic": topic, "defaultTopic": "TBW102", **numbers})
+        queue = rig.store.queue(topic, 0)
+        begin = durable + 2
+        assert (queue.min_offset, queue.visible_offset) == (begin, durable)
+        for code, field in ((30, {}), (31, {}), (29, {"timestamp": 0})):
+            assert offset(rig, code, topic=topic, **field) == begin
+        (row,) = body_of(rig.peer().ask(202, {"topic": topic}))["offsetTable"].values()
+        assert (row["minOffset"], row["maxOffset"]) == (begin, begin)
+        assert body_of(rig.peer().ask(321, {"topic": topic, "queueId": 0, "index": begin}))["maxQueueIndex"] == begin
+        reset = {"topic": topic, "group": "G1", "timestamp": -1, "isForce": "true"}
+        assert list(body_of(rig.peer().ask(222, reset))["offsetTable"].values()) == [begin]
+        rig.services.offsets.take_reset("G1", topic, 0)
+        (row,) = body_of(rig.peer().ask(208, {"consumerGroup": "G1", "topic": topic}))["offsetTable"].values()
+        assert (row["brokerOffset"], row["consumerOffset"]) == (begin, begin)
+        pull = {"consumerGroup": "G1", "topic": topic, "queueId": 0, "queueOffset": begin, "maxMsgNums": 32}
+        pull |= {"sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 1}
+        texts = {name: str(value) for name, value in pull.items()}
+        answer = rig.link().ask(encode_request(0, 11, 1, ext=texts))[1]
+    assert (answer.code, answer.ext["nextBeginOffset"], answer.ext["maxOffset"]) == (19, str(begin), str(begin))
+
+
 def test_a_pull_at_a_negative_offset_is_told_where_the_queue_begins(rig: RemotingRig) -> None:
     """As RocketMQ 4.9.7 and 5.5.0 do: the offset is wrong, also where the queue has all it ever had."""
     rig.peer().ask(310, send_fields("T1"), b"x")

@@ -19,7 +19,7 @@ from headrace.format.names import RETRY_PREFIX
 from headrace.remoting import bodies, fields
 from headrace.remoting.checks import find_group, visible_topic
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.handlers.offsets import first_stored_ms, last_stored_ms
+from headrace.remoting.handlers.offsets import end_of, first_stored_ms, last_stored_ms
 from headrace.remoting.handlers.topics import find_nameable_topic
 from headrace.remoting.long_answers import encode_in_turns
 from headrace.remoting.reply import Reply, RequestRefusedError, saved_in_turn
@@ -183,7 +183,7 @@ def queue_rows(services: Services, group: str, topic: Topic) -> Iterator[tuple[O
             with contextlib.suppress(UnreadableError):  # how far it is behind is told all the same
                 last_ms = max(0, store_time(queue, offset - 1))
         row = {
-            "brokerOffset": queue.visible_offset,
+            "brokerOffset": end_of(queue),
             "consumerOffset": offset,
             "pullOffset": offset,  # tools of 5.x show how far it is ahead as in flight: not tracked here
             "lastTimestamp": last_ms,

@@ -133,7 +133,12 @@ def search_offset(peer: Peer, command: Command) -> Reply:
 def get_max_offset(peer: Peer, command: Command) -> Reply:
     """Return where a queue ends: what readers see (30)."""
     queue = find_queue(peer.services, command)
-    return Reply(ext={"offset": str(0 if queue is None else queue.visible_offset)})
+    return Reply(ext={"offset": str(0 if queue is None else end_of(queue))})
+
+
+def end_of(queue: QueueBase) -> int:
+    """Return where a queue ends; one made again may begin above what readers may see yet."""
+    return max(queue.min_offset, queue.visible_offset)
 
 
 def get_min_offset(peer: Peer, command: Command) -> Reply:
@@ -236,13 +241,13 @@ def find_targets(services: Services, topic: Topic, group: str, ext: dict[str, st
         if only >= 0 and queue.queue_id != only:
             continue
         if is_named:
-            if not queue.min_offset <= wanted <= queue.visible_offset:
+            if not queue.min_offset <= wanted <= end_of(queue):
                 raise RequestRefusedError(
-                    f"offset {wanted} is outside queue {only}: {queue.min_offset} to {queue.visible_offset}"
+                    f"offset {wanted} is outside queue {only}: {queue.min_offset} to {end_of(queue)}"
                 )
             at = wanted
         elif timestamp_ms == _TO_THE_END:
-            at = queue.visible_offset
+            at = end_of(queue)
         else:
             at = find_offset_by_time(queue, timestamp_ms, False)
         committed = services.offsets.committed(group, topic.name, queue.queue_id)

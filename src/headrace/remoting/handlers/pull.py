@@ -26,6 +26,7 @@ from headrace.format.names import DECIDED_GROUP
 from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable
 from headrace.remoting.codec import encode_pull_response, pull_request
 from headrace.remoting.codes import ResponseCode
+from headrace.remoting.handlers.offsets import end_of
 from headrace.remoting.members import follows_resets
 from headrace.remoting.reading.subscriptions import EVERYTHING, MessageFilter, filter_of, require_readable_length
 from headrace.remoting.reply import RequestRefusedError
@@ -108,7 +109,7 @@ def answer_moved(connection: RemotingConnection, request: PullRequest, queue: Qu
 
     One that is there already must not get this answer: it costs a Java client, which has reset by itself, ten seconds.
     """
-    result = PullResult(PullStatus.OFFSET_TOO_SMALL, offset, queue.min_offset, queue.visible_offset)
+    result = PullResult(PullStatus.OFFSET_TOO_SMALL, offset, queue.min_offset, end_of(queue))
     _answer_without(connection, request, ResponseCode.PULL_OFFSET_MOVED, result)
 
 
@@ -241,7 +242,7 @@ def resume(held: ServedPull) -> None:
         if wanted is not held.wanted:
             # Its group subscribed anew. Clients drop what they did not want when they pulled, so they pull once more.
             held.is_over = True
-            bounds = held.queue.min_offset, held.queue.visible_offset
+            bounds = held.queue.min_offset, end_of(held.queue)
             again = PullResult(PullStatus.NO_MATCHED_MESSAGE, request.queue_offset, *bounds)
             _answer_without(connection, request, ResponseCode.PULL_RETRY_IMMEDIATELY, again)
             return

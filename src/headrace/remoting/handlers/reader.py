@@ -23,6 +23,7 @@ from headrace.remoting import bodies, fields
 from headrace.remoting.checks import find_readable_queue, require_consuming, require_readable, visible_topic
 from headrace.remoting.codes import ResponseCode
 from headrace.remoting.guard import Need
+from headrace.remoting.handlers.offsets import end_of
 from headrace.remoting.reading.reader_stream import LogRead, QueueRead
 from headrace.remoting.reading.readers import StateWait
 from headrace.remoting.reading.subscriptions import EVERYTHING, filter_of
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from headrace.remoting.connection import RemotingConnection
     from headrace.remoting.peer import Peer
     from headrace.remoting.services import Services
-    from headrace.store.queue_base import QueueBase
 
 MAX_WAIT_MS: Final = 500
 MAX_READ_BYTES: Final = 8 << 20
@@ -190,14 +190,9 @@ def _news(services: Services, request: StateRequest) -> Iterator[tuple[int, bool
         queues = topic.queues[: topic.config.read_queues]
         yield (
             len(queues),
-            ends is None or any(ends.get(str(queue.queue_id)) != _end(queue) for queue in queues),
+            ends is None or any(ends.get(str(queue.queue_id)) != end_of(queue) for queue in queues),
         )
     yield 0, any(name in known.topics for name in request.missing)
-
-
-def _end(queue: QueueBase) -> int:
-    """Return where a queue ends; one made again may begin above what readers may see yet."""
-    return max(queue.min_offset, queue.visible_offset)
 
 
 def _answer_state(peer: Peer, command: Command, request: StateRequest) -> None:
@@ -231,7 +226,7 @@ def _rows(services: Services, request: StateRequest) -> Iterator[tuple[str, dict
                 "queues": {
                     str(queue.queue_id): {
                         "min": queue.min_offset,
-                        "max": _end(queue),
+                        "max": end_of(queue),
                         "committed": committed.get(queue.queue_id, -1),
                         **({"ends": _ends_of(cuts, (topic.name, queue.queue_id))} if cuts else {}),
                     }

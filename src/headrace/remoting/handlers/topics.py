@@ -13,7 +13,7 @@ from headrace.broker.topics_file import FILTER_TYPES
 from headrace.remoting import bodies, fields
 from headrace.remoting.checks import nameable_topic
 from headrace.remoting.codes import ResponseCode
-from headrace.remoting.handlers.offsets import find_queue, last_stored_ms
+from headrace.remoting.handlers.offsets import end_of, find_queue, last_stored_ms
 from headrace.remoting.long_answers import encode_in_turns
 from headrace.remoting.names import require_topic
 from headrace.remoting.reading.subscriptions import filter_of
@@ -131,7 +131,7 @@ def get_topic_stats(peer: Peer, command: Command) -> Reply:
     table = {
         bodies.queue_key(services.broker.name, topic.name, queue.queue_id): {
             "lastUpdateTimestamp": last_stored_ms(queue),
-            "maxOffset": queue.visible_offset,
+            "maxOffset": end_of(queue),
             "minOffset": queue.min_offset,
         }
         for queue in topic.queues[: topic.config.write_queues]
@@ -183,13 +183,14 @@ def query_consume_queue(peer: Peer, command: Command) -> Reply:
     name = ext.get("consumerGroup", "")
     subscription = services.clients.subscription(name, ext["topic"]) if name else None
     wanted = filter_of(subscription.kind, subscription.expression) if subscription else None
-    index = min(index, queue.visible_offset)
+    end = end_of(queue)
+    index = min(index, end)
     rows = []
-    for physical_offset, record_bytes, tag_hash in queue.entries(index, min(count, queue.visible_offset - index)):
+    for physical_offset, record_bytes, tag_hash in queue.entries(index, min(count, end - index)):
         passes = wanted is not None and (wanted.codes is None or tag_hash in wanted.codes)
         rows.append({"eval": passes, "physicOffset": physical_offset, "physicSize": record_bytes, "tagsCode": tag_hash})
     body: dict[str, Any] = {
-        "maxQueueIndex": queue.visible_offset,
+        "maxQueueIndex": end,
         "minQueueIndex": queue.min_offset,
         "queueData": rows,
     }
