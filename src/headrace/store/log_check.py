@@ -95,13 +95,13 @@ class LogCheck:
     def _check_segments(self) -> None:
         """Names, sizes and gaps between the files."""
         report, size = self.report, self.size
+        for name in map(self.reader.name_of, self.reader.files_between_segments()):
+            report.damage.append(Finding(
+                kind="segment_name", file=name, message=f"{name} is not a multiple of the segment size {size}"
+            ))  # fmt: skip
         expected = self.epochs.beginning
         for segment in self._segments:
             name = self.reader.name_of(segment.path)
-            if segment.first_offset % size:
-                report.damage.append(Finding(
-                    kind="segment_name", file=name, message=f"{name} is not a multiple of the segment size {size}"
-                ))  # fmt: skip
             if segment.size_bytes != size:
                 self._report_segment_size(segment, name)
             expected = self.epochs.behind(expected)

@@ -80,11 +80,20 @@ class StoreReader:
     def segments(self) -> list[SegmentFile]:
         """Return the commit log's files, oldest first."""
         found = []
-        with contextlib.suppress(FileNotFoundError):
-            for path in log_files(self.directory.commit_log):
-                with contextlib.suppress(FileNotFoundError):
-                    found.append(SegmentFile(path, int(path.name), path.stat().st_size))
+        for path in self._log_files(is_between=False):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(SegmentFile(path, int(path.name), path.stat().st_size))
         return found
+
+    def files_between_segments(self) -> list[Path]:
+        """Return what is named as a file of the log and begins where none does: a start refuses it."""
+        return self._log_files(is_between=True)
+
+    def _log_files(self, *, is_between: bool) -> list[Path]:
+        with contextlib.suppress(FileNotFoundError):
+            paths = log_files(self.directory.commit_log)
+            return [path for path in paths if bool(int(path.name) % self.identity.segment_bytes) is is_between]
+        return []
 
     def queues(self) -> list[StoredQueue]:
         """Return every queue that has a folder."""

@@ -192,6 +192,9 @@ cdef class SegmentSet:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
                 continue
+            if int(name) % self.segment_bytes:
+                raise SideFileError(path, f"is no file of this log, whose files begin at multiples of "
+                                          f"{self.segment_bytes}", "give it its name again, or move it away")
             _require_size(path, found.st_size, self.segment_bytes)
             self.known.add(int(name) // self.segment_bytes)
 

@@ -354,6 +354,35 @@ def test_a_segment_that_was_cut_short(bench: StoreBench) -> None:
     assert report.exit_code == 1
 
 
+@pytest.mark.parametrize("place", [1, SEGMENT_BYTES + 5, 90 * SEGMENT_BYTES + 7])
+def test_a_file_between_two_segments_is_no_part_of_the_log(bench: StoreBench, place: int) -> None:
+    """It was walked: whole records behind it were called damaged, and all in front of it missing."""
+    closed(bench)
+    folder = bench.root / "commitlog"
+    stray = folder / f"{place:020d}"
+    shutil.copy(folder / f"{0:020d}", stray)
+    report = bench.check()
+    assert [(found.kind, found.file) for found in report.damage] == [("segment_name", f"commitlog/{stray.name}")]
+    assert len(list(dump_records(StoreReader(bench.root), Selection()))) == report.log.records
+    with pytest.raises(SideFileError, match=f"{stray.name}: is no file of this log"):
+        bench.open()
+    stray.unlink()
+    bench.open()
+    assert len(bench.messages("t0")) == 100
+
+
+def test_a_segment_under_a_wrong_name_is_missing(bench: StoreBench) -> None:
+    """Its range is named as that of a file that is gone, and the file beside it."""
+    placed = closed(bench)
+    path = bench.root / "commitlog" / f"{SEGMENT_BYTES:020d}"
+    path.rename(path.with_name(f"{SEGMENT_BYTES + 1:020d}"))
+    report = bench.check()
+    assert one(report, "segment_name").file == f"commitlog/{SEGMENT_BYTES + 1:020d}"
+    assert (one(report, "hole").physical_offset, one(report, "hole").end_offset) == (SEGMENT_BYTES, 2 * SEGMENT_BYTES)
+    found = {(f.topic, f.queue_offset) for f in report.damage if f.kind == "damaged_record"}
+    assert found == {(t, n) for t, n, at, _ in placed if SEGMENT_BYTES <= at < 2 * SEGMENT_BYTES}
+
+
 def test_a_copied_log_has_repeated_offsets(bench: StoreBench) -> None:
     """Queue offsets are never issued twice."""
     first = bench.append("t", b"one")

@@ -72,6 +72,14 @@ def test_a_segment_of_another_length_is_named(tmp_path: Path) -> None:
         segments.load()
 
 
+def test_a_file_between_two_segments_is_named(tmp_path: Path) -> None:
+    """The start missed the segment that it was taken for, and named that; one beside a whole segment went unnoticed."""
+    segments = make_set(tmp_path, 2, 2)
+    (tmp_path / f"{SIZE:020d}").rename(tmp_path / f"{SIZE + 1:020d}")
+    with pytest.raises(SideFileError, match=f"{SIZE + 1:020d}: is no file of this log.* multiples of {SIZE}; "):
+        segments.load()
+
+
 def test_a_log_of_many_segments_maps_few(make_bench: MakeBench) -> None:
     """Setting store.open_segments, while appending, reading and starting."""
     bench = make_bench(open_segments=3)
