@@ -351,6 +351,8 @@ class BoundedConnection(H11Protocol):
         super().on_response_complete()
         self._unset_keepalive_if_required()
         cycle = self.cycle
+        if self._peer_done and (self in self.refused or (cycle is not None and cycle.more_body)):
+            self.transport.close()  # what the next pipelined request lacks does not come
         if self.transport.is_closing() or self in self.refused or cycle is None or not cycle.response_complete:
             return  # the next pipelined request is in work, or refused
         if self._peer_done:

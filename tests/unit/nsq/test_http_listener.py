@@ -283,6 +283,36 @@ def test_half_close_within_a_body_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rest", "answers"),
+    [
+        (b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc", 1),
+        (b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab", 1),
+        (b"POST /b HTT", 1),
+        (b"GET /b HTTP/1.1\r\nHost : x\r\n\r\n", 2),
+    ],
+)
+def test_half_close_behind_a_request_with_one_that_will_not_be_whole(rest: bytes, answers: int) -> None:
+    """The end of file comes while the first is answered: the connection stayed for another 30 s, or a second."""
+
+    async def scenario(listener: HttpListener, app: Echo) -> None:
+        app.release.clear()
+        reader, writer = await asyncio.open_connection(*listener.address)
+        writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n" + rest)
+        writer.write_eof()
+        await until(lambda: any(each._peer_done for each in listener._server.server_state.connections))
+        app.release.set()
+        answer = await reader.read()
+        assert answer.count(b"HTTP/1.1 ") == answers
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        async with asyncio.timeout(0.5):
+            await until(lambda: not listener.open_connections)
+        writer.close()
+        await until(lambda: not app.bodies.bytes_in_memory)
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize(
     ("status", "garbage"),
     [
         (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"),
