@@ -18,7 +18,7 @@ cdef class Reader(StreamInput):
     cdef public uint32_t allowed                # bit per command: may be parsed in this state
     cdef public uint32_t ignored                # bit per command: swallowed in this state
     cdef public bint heartbeats_off             # SUB is refused then
-    cdef bint _magic_seen
+    cdef readonly bint magic_seen
     # What is known of the command that is cut off, so that nothing is looked at twice; all 0 at a command's start.
     cdef Py_ssize_t _expected                   # bytes of the whole command as far as announced
     cdef Py_ssize_t _scanned                    # bytes without a line end

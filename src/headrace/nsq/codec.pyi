@@ -70,12 +70,15 @@ class Reader(StreamInput):
         allowed: Bit per command, numbered as in COMMAND_NAMES: may be parsed in this state.
         ignored: Bit per command: swallowed in this state.
         heartbeats_off: The client switched heartbeats off, so SUB is refused.
+        magic_seen: The client has said that it speaks this protocol.
     """
 
     allowed: int
     ignored: int
     heartbeats_off: bool
 
+    @property
+    def magic_seen(self) -> bool: ...
     def __init__(self, limits: Limits, allowed: int, ignored: int = 0) -> None: ...
     def next_command(self, run: Intake, now_ms: int) -> Command | More | None:
         """Parse on; return the command that stopped it, or None when all input was taken or kept. More: call again.

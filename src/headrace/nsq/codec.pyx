@@ -172,7 +172,7 @@ cdef class Reader(StreamInput):
         cdef const char* held
         cdef const char* line_end
         cdef Py_ssize_t left
-        if not self._magic_seen or self._held_bytes == 0:
+        if not self.magic_seen or self._held_bytes == 0:
             return None
         held = PyByteArray_AS_STRING(self._held)
         line_end = <const char*>memchr(held, c"\n", self._held_bytes)
@@ -274,13 +274,13 @@ cdef class Reader(StreamInput):
             left = self._end - at
             if left == 0:
                 return None
-            if not self._magic_seen:
+            if not self.magic_seen:
                 if left < 4:
                     self._wanted = 4
                     return None
                 if memcmp(at, <const char*>b"  V2", 4) != 0:
                     raise RefusedError("E_BAD_PROTOCOL", start=PyBytes_FromStringAndSize(at, 4))
-                self._magic_seen = True
+                self.magic_seen = True
                 self._consume(4)
                 self.commands -= 1
                 continue

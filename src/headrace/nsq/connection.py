@@ -418,8 +418,9 @@ class NsqConnection(ServerConnection):
         super().on_timer(now_ms)
 
     def on_heartbeat(self) -> None:
-        """Send a heartbeat; it does not wait for replies that wait."""
-        self.write(HEARTBEAT_FRAME)
+        """Send a heartbeat, but not before the magic; it does not wait for replies that wait."""
+        if self._reader.magic_seen:
+            self.write(HEARTBEAT_FRAME)
 
     def on_blocked(self) -> None:
         """Stop delivery: the client is behind. It goes on finishing, which causes no replies."""

@@ -503,6 +503,19 @@ def test_heartbeats_and_read_deadline():
     assert bench.server.connections.closed == {"read timeout": 1}
 
 
+@pytest.mark.parametrize("start", [b"", b"  V"])
+def test_who_has_not_said_its_magic_is_sent_nothing_and_closed(start: bytes):
+    """As nsqd, which waits for it: what speaks first is none of this protocol. X-NSQ-12."""
+    bench = Bench(heartbeat_interval_ms=1000)
+    client = bench.client(magic=False)
+    client.send(start)
+    bench.advance(1900)
+    assert client.frames() == []
+    bench.advance(200)
+    assert client.transport.aborted
+    assert bench.server.connections.closed == {"read timeout": 1}
+
+
 def test_unfinished_command_does_not_extend_the_deadline():
     """Slow loris. The deadline runs from the last whole command."""
     bench = Bench()
