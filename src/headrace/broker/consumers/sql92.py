@@ -208,11 +208,14 @@ class _Parser:
         low = self._unary()
         self._need("AND")
         high = self._unary()
+        # What has a sign before it fails or is null, and failed already when the second bound asks. Evaluated twice it
+        # would double the work with each BETWEEN inside of another.
+        again = left if left.kind != "number" else replace(left, number=self._filter.add_constant(None))
         if negated:
-            parts = [self._order("<", left, low, position), self._order(">", left, high, position)]
+            parts = [self._order("<", left, low, position), self._order(">", again, high, position)]
             test = self._filter.add_any([self._operand(part) for part in parts])
         else:
-            parts = [self._order(">=", left, low, position), self._order("<=", left, high, position)]
+            parts = [self._order(">=", left, low, position), self._order("<=", again, high, position)]
             test = self._filter.add_all([self._operand(part) for part in parts])
         # RocketMQ looks at the order of two literals only.
         are_literals = low.kind == high.kind == "constant" and not (low.is_signed or high.is_signed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from headrace.broker.consumers.sql92 import MAX_CHARACTERS, MAX_NESTED, compile_filter
@@ -113,6 +115,18 @@ def test_long_chains_are_no_nesting() -> None:
     text = " OR ".join(f"a = {number}" for number in range(2000))
     assert matches(text)
     assert not matches(text, encode_properties({"a": "2000"}))
+
+
+@pytest.mark.parametrize("word", ["BETWEEN", "NOT BETWEEN"])
+def test_ranges_inside_of_ranges_take_no_more_for_each(word: str) -> None:
+    """Bad input: 30 of them, in 600 characters, took some 40 s for each message."""
+    text = "-a"
+    for _ in range(30):
+        text = f"-({text} {word} 0 AND 1)"
+    started = time.process_time()
+    assert matches(f"{text} IS NULL")
+    assert not matches(f"-(s > 1) {word} 0 AND 1 IS NULL")  # s is no number: that fails the whole expression
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(
