@@ -67,8 +67,10 @@ def read_queue(
     """Add the records of ``queue`` from ``from_offset`` on that pass the filters to ``into``.
 
     One pass examines 800 entries when it filters (4,000 while nothing matched), 4,000 when it does not, and shows
-    fewer records to a ``matcher`` that has many ``steps``, or where properties are long: a millisecond's worth. The
-    first record is added whatever its size. Nothing here waits: see ``PullStatus.COLD``.
+    fewer records to a ``matcher`` that has many ``steps``, or where properties are long: some milliseconds' worth, and
+    one record at least, for which a hostile expression may take some ten times as long. So it is with records whose tag
+    only shares the hash of a wanted one. The first record is added whatever its size. Nothing here waits: see
+    ``PullStatus.COLD``.
 
     Args:
         max_messages: Records to add at most; at least one is added if there is one.

@@ -26,7 +26,8 @@ cdef enum:
     AT_ONCE = 128               # entries read at a time
     EXAMINE_FILTERED = 800      # RocketMQ's: 16,000 bytes of consume queue
     EXAMINE_MOST = 4_000        # while nothing was found, and where nothing is filtered
-    ASK_MOST = 100_000          # of a filter in one call, in units of some 20 ns: see _weight
+    ASK_MOST = 100_000          # in one call, in units of some 20 ns: what filters take, see _weight, and tags that only
+                                # share the hash of a wanted one
     EXAMINE_BULK = 8_192        # by one call for a bulk reader: about a millisecond
 
 
@@ -181,6 +182,7 @@ cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, 
     cdef int64_t asked = 0
     cdef bint is_cold = False
     cdef bint is_full = False
+    cdef bint is_wanted
     cdef bint is_filtered = codes is not None or matcher is not None
     result = PullResult(None, from_offset, queue.min_offset, queue.visible_offset)
     while not is_full and offset < end_offset:
@@ -212,7 +214,7 @@ cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, 
             if into.count > first and into.record_bytes - first_bytes + entry.record_bytes > max_bytes:
                 is_full = True
                 break
-            if matcher is not None and asked >= ASK_MOST:
+            if asked >= ASK_MOST:
                 is_full = True
                 break
             bytes_before = into.record_bytes
@@ -226,10 +228,15 @@ cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, 
                 gone += outcome == VIEW_GONE
                 continue
             view = &into.views[into.count - 1]
-            if matcher is not None:
+            if codes is not None and not codes.has_tag_of(view):
+                asked += (view.properties_bytes >> 2) + 5       # as many properties as fit may stand before the tag
+                is_wanted = False
+            elif matcher is not None:
                 asked += _weight(matcher, view)
-            if ((codes is not None and not codes.has_tag_of(view))
-                    or (matcher is not None and not matcher.passes(view))):
+                is_wanted = matcher.passes(view)
+            else:
+                is_wanted = True
+            if not is_wanted:
                 into.count -= 1
                 into.record_bytes = bytes_before
         result.examined = offset - from_offset

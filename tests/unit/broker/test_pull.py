@@ -139,6 +139,16 @@ def test_tags_of_equal_hash_are_told_apart(topic: Topic) -> None:
     assert (bodies, result.next_offset) == ([b"2"], 2)
 
 
+def test_a_pass_looks_at_a_bounded_number_of_tags_that_share_a_hash(topic: Topic) -> None:
+    """Bad input: 4,000 messages whose tags stand behind thousands of properties held the loop for up to a second."""
+    topic.append(*[b"m"] * 200, tag="Aa", a="\x02" * 30_000)
+    assert tag_hash("Aa") == tag_hash("BB")
+    result, bodies = topic.read(codes=Codes([tag_hash("BB")], ["BB"]))
+    assert (result.status, bodies) == (PullStatus.NO_MATCHED_MESSAGE, [])
+    assert 5 <= result.next_offset <= 20
+    assert topic.read(codes=Codes([tag_hash("Aa")], ["Aa"]), most=200, max_bytes=1 << 30)[0].next_offset == 200
+
+
 def test_codes_hold_negative_hashes_and_match_alone() -> None:
     """remoting.md 2.7: hashes are signed; a message without a tag has 0."""
     codes = Codes([tag_hash("order-created"), 5, 5], ["order-created"])
