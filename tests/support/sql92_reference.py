@@ -16,7 +16,9 @@ Evaluate = Callable[[dict[str, str | None]], Value]
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 # What was matched is not given back: digits of a property that is no number would be tried in every division.
 _DECIMAL: Final = re.compile(
-    r"[\x00- ]*+([+-]?+(?:NaN|Infinity|(?:[0-9]++\.?+[0-9]*+|\.[0-9]++)(?:[eE][+-]?+[0-9]++)?+))[dDfF]?+[\x00- ]*+"
+    r"[\x00- ]*+"
+    r"(?:([+-]?+(?:NaN|Infinity))|([+-]?+(?:[0-9]++\.?+[0-9]*+|\.[0-9]++)(?:[eE][+-]?+[0-9]++)?+)[dDfF]?+)"
+    r"[\x00- ]*+"
 )
 
 
@@ -186,6 +188,6 @@ def _read_as(other: Value, text: str) -> Value:
 
 def _read_decimal(text: str) -> float:
     match = _DECIMAL.fullmatch(text)
-    if match is None:
+    if match is None or len(text) > 1000:
         raise EvaluationError
-    return float(match[1])
+    return float(match[1] or match[2])

@@ -54,7 +54,7 @@ cdef enum:                      # how two values may stand, as bits
 cdef enum:
     FIRST_OPERATIONS = 8
     MAX_INTEGER_CHARACTERS = 40
-    DECIMAL_ROOM = 128          # longer ones take an object
+    MAX_DECIMAL_CHARACTERS = 1_000  # one of 32,000 takes 50 us, and an expression may read it a thousand times
 
 cdef dict _SIGNS = {"<": LESS, "<=": LESS | EQUAL, ">": GREATER, ">=": GREATER | EQUAL}
 cdef dict _TEXT_TESTS = {"CONTAINS": O_CONTAINS, "STARTSWITH": O_STARTS, "ENDSWITH": O_ENDS}
@@ -400,7 +400,7 @@ cdef int _turned(int stand) noexcept:
 
 
 cdef int _order_of(double first, double second) noexcept:
-    """As Double.compare: NaN is above every number and equal to itself."""
+    """As Double.compare, but that -0.0 is 0.0: NaN is above every number and equal to itself."""
     if first < second:
         return LESS
     if first > second:
@@ -473,8 +473,10 @@ cdef bint _read_decimal(Value* text) except -1:
     cdef const uint8_t* p = text.text
     cdef const uint8_t* end = p + text.text_bytes
     cdef const uint8_t* start
-    cdef const uint8_t* number_end
+    cdef const uint8_t* number_end = NULL
     cdef bint is_minus = False
+    if text.text_bytes > MAX_DECIMAL_CHARACTERS:
+        return False
     while p < end and p[0] <= 32:
         p += 1
     start = p
@@ -484,18 +486,16 @@ cdef bint _read_decimal(Value* text) except -1:
     if end - p >= 3 and memcmp(p, b"NaN", 3) == 0:
         text.decimal = NAN
         p += 3
-        number_end = NULL
     elif end - p >= 8 and memcmp(p, b"Infinity", 8) == 0:
         text.decimal = -INFINITY if is_minus else INFINITY
         p += 8
-        number_end = NULL
     else:
         number_end = _end_of_number(p, end)
         if number_end == NULL:
             return False
         p = number_end
-    if p < end and (_lower(p[0]) == 100 or _lower(p[0]) == 102):    # d or f
-        p += 1
+        if p < end and (_lower(p[0]) == 100 or _lower(p[0]) == 102):    # d or f
+            p += 1
     while p < end and p[0] <= 32:
         p += 1
     if p != end:
@@ -537,10 +537,8 @@ cdef const uint8_t* _end_of_digits(const uint8_t* p, const uint8_t* end) noexcep
 
 
 cdef double _decimal_of(const uint8_t* at, Py_ssize_t size) except? -1.0:
-    """Return the number that stands there; too large a one is infinite."""
-    cdef char text[DECIMAL_ROOM]
-    if size >= DECIMAL_ROOM:
-        return float(<bytes>(<const char*>at)[:size])
+    """Return the number that stands in ``size`` characters, which are few; too large a one is infinite."""
+    cdef char text[MAX_DECIMAL_CHARACTERS + 1]
     memcpy(text, at, size)
     text[size] = 0
     return PyOS_string_to_double(text, NULL, NULL)

@@ -153,6 +153,7 @@ def test_a_long_literal_reads_the_property_as_a_long(value: str, literal: str) -
     [
         ("NaN", True), ("Infinity", True), ("1e3f", True), (" 9 ", True), ("0x1", False),
         ("\x039\t", True), ("\u30009", False), ("9\u00a0", False),
+        ("NaNd", False), ("Infinityf", False), ("9".zfill(1000), True), ("9".zfill(1001), False),
     ],
 )  # fmt: skip
 def test_a_decimal_literal_reads_the_property_as_java_does(value: str, delivers: bool) -> None:
