@@ -313,7 +313,10 @@ class _Parser:
         """Return the node where a truth value is wanted: a bare property is a string, never true."""
         if node.kind == "property":
             return self._node("boolean", self._filter.add_never_true(self._operand(node)), node.position, node)
-        if node.kind == "boolean" or (node.kind == "constant" and (node.value is None or isinstance(node.value, bool))):
+        if node.kind == "boolean":
+            return node
+        if node.kind == "constant" and (node.value is None or isinstance(node.value, bool)):
+            self._steps += 1  # 500 of them may stand between ORs
             return node
         self._refuse("a comparison is expected: this is not true or false", node.position)
 

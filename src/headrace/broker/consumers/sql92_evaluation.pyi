@@ -9,7 +9,8 @@ class Filter:
 
     Attributes:
         text: The expression.
-        steps: Comparisons and connections that one message may take: readers bound their work by it.
+        steps: Comparisons, connections, and TRUE, FALSE and NULL in these, that one message may take: readers bound
+            their work by it.
     """
 
     text: str
