@@ -429,6 +429,18 @@ def test_a_forgotten_queue_has_no_reset_left(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == {"offsetTable": {"T@G": {"1": 4}}}
 
 
+def test_what_is_forgotten_of_one_queue_does_not_come_back(tmp_path: Path) -> None:
+    """A-BROKER-24: the file says what the table does, also where nothing else of the group changed."""
+    table = make(tmp_path)
+    for queue_id in (0, 1):
+        table.commit("G", "T", queue_id, 4)
+    table.close()
+    table = make(tmp_path)
+    table.forget("G", "T", 0)
+    table.close()
+    assert make(tmp_path).queues("G", "T") == {1: 4}
+
+
 def test_a_reset_of_a_queue_without_an_offset_is_passed_over(tmp_path: Path) -> None:
     """No broker writes one; it leaves nothing behind."""
     (tmp_path / FILE_NAME).write_text('{"offsetTable":{"T@G":{"1":4}},"resetTable":{"T@G":{"0":3},"U@G":{"0":3}}}')
