@@ -11,6 +11,7 @@ import pytest
 from headrace.batch import PublishBatch
 from headrace.broker.copies import RecordCopy
 from headrace.broker.gathering import Gathering
+from headrace.broker.withheld import retry
 from headrace.broker.withheld.retry import DeadLetter, RetryRules
 from headrace.errors import MessageNotFoundError, RequestError
 from headrace.format.names import HALF_TOPIC, SCHEDULE_TOPIC
@@ -209,3 +210,12 @@ def test_odd_properties_hold_up_nothing(rig: MessagingRig) -> None:
     assert (letter.properties["a"], letter.properties["k"]) == ("b\x01c", "v")
     with pytest.raises(RequestError, match="properties"):
         rig.levels.put(rig.message("T", b"x", a="b\x02c"), 1)
+
+
+def test_who_is_counted_already_is_counted_on(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is for groups and topics that come anew."""
+    monkeypatch.setattr(retry, "MAX_GROUPS", 1)
+    for group in ("G", "H", "G"):
+        rig.retries.letters.note(group, "T", "id", 1, 0)
+    assert rig.retries.letters.take_counts() == {("G", "T"): 2}
+    assert (rig.retries.letters.counts, rig.retries.letters.total) == ({"G": 2}, 3)
