@@ -214,6 +214,10 @@ def test_transactions_rolled_back_are_not_indexed(small: StoreBench) -> None:
     committed = put(small, "T", "k", sys_flag=0x8)
     assert find(small, "T", "k").offsets == [committed, prepared]
     assert small.store.index.keys.added_keys == 2
+    later = small.append("T", b"x", properties=properties("later", ""), sys_flag=0x4, flush=False)[0][2]
+    assert find(small, "T", "later").offsets == []
+    small.store.flush()
+    assert find(small, "T", "later").offsets == [later]
 
 
 def test_records_without_keys_make_no_file(small: StoreBench) -> None:
@@ -249,6 +253,22 @@ def test_a_damaged_file_is_made_anew(small: StoreBench) -> None:
     found = find(small, "T", "all")
     assert (found.offsets, found.is_complete) == (offsets[::-1], True)
     assert small.store.index.counters.damaged_files == len(before) - 1
+
+
+def test_an_entry_that_names_itself_is_damage(small: StoreBench) -> None:
+    """A query must come to an end, whatever a file says."""
+    offsets = [put(small, "T", "all", f"U{n}") for n in range(60)]
+    small.restart()
+    small.store.index.wait_live()
+    number = 5
+    with sorted((small.root / "index").iterdir())[1].open("r+b") as file:
+        file.seek(40 + 4 * 50 + 20 * number + 16)
+        file.write(number.to_bytes(4, "big"))
+    for key in ("all", "U0", "U59"):
+        find(small, "T", key)
+    small.store.tick()
+    small.store.index.wait_live()
+    assert find(small, "T", "all").offsets == offsets[::-1]
 
 
 def open_paths() -> list[str]:
