@@ -231,6 +231,7 @@ def test_a_close_makes_everything_durable(make_bench: MakeBench) -> None:
     bench.store.close()
     assert [target for target, _ in flusher.requests] == [end]
     assert bench.store.durable_offset == end
+    assert bench.store.mark.synced_offset == end  # else a power cut behind it would have a start miss a loss
 
 
 def test_a_roll_syncs_both_segments(bench: StoreBench) -> None:
