@@ -30,9 +30,16 @@ SYNC_PEERS = ("rocketmq-4.9.7-sync", "rocketmq-5.5.0-sync")
 class RocketMqCase(Case):
     """A case against one broker of RocketMQ's protocol, which is new for every sample."""
 
-    def _server(self, contestant: str, stage: Stage, body_bytes: int, backlog: int = 0) -> Server:
+    def _server(
+        self, contestant: str, stage: Stage, body_bytes: int, backlog: int = 0, *, filters_properties: bool = False
+    ) -> Server:
         return make_rocketmq_server(
-            contestant, stage.scratch, stage.cores.server, body_bytes=body_bytes, backlog=-(-backlog // QUEUES)
+            contestant,
+            stage.scratch,
+            stage.cores.server,
+            body_bytes=body_bytes,
+            backlog=-(-backlog // QUEUES),
+            filters_properties=filters_properties,
         )
 
     @staticmethod
@@ -119,7 +126,8 @@ class PullCase(RocketMqCase):
 
     def measure(self, contestant: str, stage: Stage) -> Measurement:
         """Take one sample of one contestant."""
-        with self._server(contestant, stage, self.body_bytes, stage.backlog) as server:
+        filters = bool(self.sql)
+        with self._server(contestant, stage, self.body_bytes, stage.backlog, filters_properties=filters) as server:
             target = self._target(server, stage)
             written = self._write_backlog(contestant, server, stage)
             measurement = measure_load(server, lambda: self._read(target, stage))

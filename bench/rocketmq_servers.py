@@ -39,9 +39,12 @@ PATIENCE = {"brokerFastFailureEnable": "false", "osPageCacheBusyTimeOutMills": "
 class RocketMq(Server):
     """The unmodified broker of ``version``, without a name server: the load knows its address."""
 
-    def __init__(self, scratch: Path, core: int, *, version: str, is_synchronous: bool) -> None:
+    def __init__(
+        self, scratch: Path, core: int, *, version: str, is_synchronous: bool, filters_properties: bool
+    ) -> None:
         super().__init__(scratch, core)
         self._version = version
+        self._filters_properties = filters_properties
         self._is_synchronous = is_synchronous
 
     def _command(self, directory: Path) -> list[str]:
@@ -51,7 +54,7 @@ class RocketMq(Server):
         properties = {
             **broker_properties(port, free_port(), directory / "store"),
             **PATIENCE,
-            "enablePropertyFilter": "true",  # SQL92: off by default
+            "enablePropertyFilter": str(self._filters_properties).lower(),
             "flushDiskType": "SYNC_FLUSH" if self._is_synchronous else "ASYNC_FLUSH",
         }
         environment = [f"{name}={value}" for name, value in make_home(home).items()]
@@ -87,10 +90,15 @@ class RocketMqNullServer(Server):
         return True
 
 
-def make_rocketmq_server(contestant: str, scratch: Path, core: int, *, body_bytes: int, backlog: int) -> Server:
+def make_rocketmq_server(
+    contestant: str, scratch: Path, core: int, *, body_bytes: int, backlog: int, filters_properties: bool = False
+) -> Server:
     """Return the server of a contestant's name in a RocketMQ case, not started yet.
 
-    ``body_bytes`` and the ``backlog`` of each queue are what the null server makes up.
+    Args:
+        body_bytes: Of each message that the null server makes up.
+        backlog: How many it makes up for each queue.
+        filters_properties: RocketMQ's brokers take SQL92 filters, which they do not by default.
     """
     if contestant == "null":
         return RocketMqNullServer(scratch, core, body_bytes=body_bytes, backlog=backlog)
@@ -99,7 +107,13 @@ def make_rocketmq_server(contestant: str, scratch: Path, core: int, *, body_byte
     version = contestant.removeprefix("rocketmq-").removesuffix("-sync")
     if version not in VERSIONS:
         raise ValueError(f"no server is called {contestant!r}")
-    return RocketMq(scratch, core, version=version, is_synchronous=contestant.endswith("-sync"))
+    return RocketMq(
+        scratch,
+        core,
+        version=version,
+        is_synchronous=contestant.endswith("-sync"),
+        filters_properties=filters_properties,
+    )
 
 
 def fetch_rocketmq() -> None:

@@ -11,6 +11,9 @@ import (
 
 const rocketConsumerGroup = "bench-consumer"
 
+// maxRetries is how often in a row a pull is sent again: a RocketMQ broker answers so now and then, and its clients do.
+const maxRetries = 100
+
 // rocketPullSettings are the flags of rocket-pull.
 type rocketPullSettings struct {
 	address     string
@@ -65,6 +68,7 @@ type rocketPuller struct {
 	offsets   []int64 // by queue: where its next pull begins
 	ends      []int64
 	sentAt    []time.Time
+	retries   []int  // by queue, in a row
 	frames    []byte // pulls of one write
 	pulls     int64
 	messages  int64
@@ -83,6 +87,7 @@ func newRocketPuller(conn *frameConn, topic string, most int, sql string, ends [
 		offsets: make([]int64, len(ends)),
 		ends:    ends,
 		sentAt:  make([]time.Time, len(ends)),
+		retries: make([]int, len(ends)),
 	}
 }
 
@@ -188,9 +193,6 @@ func (p *rocketPuller) settle(goOn bool) (ended int, err error) {
 
 // take checks one answer and notes its messages.
 func (p *rocketPuller) take(header, body []byte) (queue int, err error) {
-	if err := checkSuccess(header); err != nil {
-		return 0, err
-	}
 	opaque, err := headerNumber(header, keyOpaque)
 	if err != nil {
 		return 0, err
@@ -199,6 +201,15 @@ func (p *rocketPuller) take(header, body []byte) (queue int, err error) {
 	if queue < 0 || queue >= len(p.offsets) || p.sentAt[queue].IsZero() {
 		return 0, fmt.Errorf("answer to nothing: %s", header)
 	}
+	code, err := headerNumber(header, keyCode)
+	if err == nil && code == codePullAgain && p.retries[queue] < maxRetries {
+		p.retries[queue]++
+		return queue, nil
+	}
+	if err := checkSuccess(header); err != nil {
+		return 0, err
+	}
+	p.retries[queue] = 0
 	messages, bodyBytes, err := walkMessages(body, p.offsets[queue])
 	if err != nil {
 		return 0, fmt.Errorf("queue %d: %w", queue, err)

@@ -24,6 +24,7 @@ const (
 	codeSuccess           = 0
 	codeUnsupported       = 3
 	codePullNotFound      = 19
+	codePullAgain         = 20
 	rocketVersion         = 409 // of 4.9.8
 	rocketHeadBytes       = 8   // total length, serialize type and header length
 	rocketMaxFrameBytes   = 16 << 20
