@@ -73,7 +73,7 @@ pull_fields: Final[dict[str, st.SearchStrategy[Any]]] = {
     "sysFlag": st.sampled_from([0, 1, 4, 5]),
     "commitOffset": st.integers(0, 12),
     "subVersion": st.sampled_from([1, 3]),
-    "subscription": st.sampled_from(["*", "a", "a || b"]),
+    "subscription": st.sampled_from(["*", "a", "a || b", "TAGS = 'a' OR TAGS IS NULL"]),
     "expressionType": st.sampled_from(["TAG", "SQL92"]),
     "queueId": st.sampled_from([0, 1, 7]),
 }
@@ -90,7 +90,8 @@ steps = st.one_of(
         st.just("heartbeat"),
         st.fixed_dictionaries(
             {
-                "expression": st.sampled_from(["*", "a", "b"]),
+                "expression": st.sampled_from(["*", "a", "b", "TAGS = 'a'"]),
+                "kind": st.sampled_from(["TAG", "SQL92"]),
                 "version": st.integers(1, 4),
                 "model": st.sampled_from(["CLUSTERING", "CLUSTERING", "BROADCASTING"]),
             }
@@ -184,7 +185,8 @@ class _Script:
             properties = {"TAGS": given["tag"]} if given["tag"] else {}
             return (socket.call(310, send_fields(topic, properties=properties), b"%d" % self._sent)[0]["code"],)
         if name == "heartbeat":
-            wanted = subscription(topic, given["expression"], version=given["version"])
+            kind = given.get("kind", "TAG")
+            wanted = subscription(topic, given["expression"], kind=kind, version=given["version"])
             data = consumer_data(group, wanted, model=given["model"])
             member = {"clientID": "c", "producerDataSet": [], "consumerDataSet": [data]}
             return (socket.call(34, None, as_json(member))[0]["code"],)
@@ -224,6 +226,10 @@ def test_what_is_known_is_what_a_check_would_find(taken: list[Step]) -> None:
         ({"sysFlag": 5, "subscription": "*"}, {"subscription": "a"}),
         ({"sysFlag": 5, "subscription": "b"}, {"sysFlag": 1}),
         ({"sysFlag": 5, "subscription": "a"}, {"expressionType": "SQL92"}),
+        (
+            {"sysFlag": 5, "subscription": "TAGS = 'a'", "expressionType": "SQL92"},
+            {"subscription": "TAGS IS NULL"},
+        ),
         ({"subVersion": 2}, {"subVersion": 3}),
         ({"subVersion": 3, "subscription": "b"}, {"subscription": "a"}),
     ],
@@ -239,11 +245,14 @@ def test_pull_that_says_something_else_is_checked(first: dict[str, Any], second:
     assert known[-4] != known[-3]
 
 
-def test_pulls_are_known() -> None:
+@pytest.mark.parametrize(
+    "wants", [{}, {"sysFlag": 5, "subscription": "TAGS = 'a' OR TAGS IS NULL", "expressionType": "SQL92"}]
+)
+def test_pulls_are_known(wants: dict[str, Any]) -> None:
     """The test above would say nothing if none of them were; what they count is the same too."""
     before = _Counted.answered
     name = f"known-{next(_names)}"
-    pulls: list[Step] = [("pull", {"queueOffset": offset % 4}) for offset in range(10)]
+    pulls: list[Step] = [("pull", {"queueOffset": offset % 4} | wants) for offset in range(10)]
     for kind in ("known", "checked"):
         assert all(outcome[0] == 0 for outcome in _Script(_RUNNING[kind], name).run(pulls)[-30:])
     assert _Counted.answered - before == 29

@@ -187,8 +187,7 @@ def serve(held: ServedPull) -> None:
         if result.status is _FOUND:
             held.is_over = True
             _answer_found(connection, request, result)
-            if held.wanted.matcher is None:
-                server.known_pulls.learn(request, connection.host, held.queue, held.wanted.codes)
+            server.known_pulls.learn(request, connection.host, held.queue, held.wanted)
             return
     finally:
         records.clear()

@@ -3,11 +3,11 @@
 from typing import Final
 
 from headrace.batch import RecordBatch
-from headrace.broker.pull import Codes
 from headrace.net.wire import ReadTaker
 from headrace.remoting.codec import PullRequest, Reader
 from headrace.remoting.connection import RemotingConnection
 from headrace.remoting.metrics import RemotingCounters
+from headrace.remoting.reading.subscriptions import MessageFilter
 from headrace.remoting.server import RemotingServer
 from headrace.remoting.services import Services
 from headrace.store.queue_base import QueueBase
@@ -26,13 +26,13 @@ class KnownPulls:
         """
 
     def __len__(self) -> int: ...
-    def learn(self, request: PullRequest, host: str, queue: QueueBase, codes: Codes | None) -> None:
+    def learn(self, request: PullRequest, host: str, queue: QueueBase, wanted: MessageFilter) -> None:
         """Note what the checks of a pull, which has just found messages, have found; some kinds are not kept.
 
         Args:
             host: The client's, as statistics have it.
             queue: What is read.
-            codes: What its subscription lets through; a SQL92 filter is none of these.
+            wanted: What its subscription lets through.
         """
 
     def bounds_of(self, request: PullRequest) -> tuple[int, int]:

@@ -15,6 +15,7 @@ first pull that is not answered here, and takes nothing behind it.
 from libc.stdint cimport int64_t
 
 from headrace.batch cimport RecordBatch
+from headrace.broker.consumers.sql92_evaluation cimport Filter
 from headrace.broker.pull cimport Codes, PullResult, read_queue
 from headrace.clock cimport Clock
 from headrace.net.wire cimport ReadTaker, Wire
@@ -27,7 +28,7 @@ from headrace.broker.topic import PERM_READ
 from headrace.errors import RequestError, StoreError
 from headrace.format.names import DECIDED_GROUP
 from headrace.remoting.services import SOURCE
-from headrace.remoting.reading.subscriptions import SHORT_CHARACTERS
+from headrace.remoting.reading.subscriptions import SHORT_CHARACTERS, is_crowded
 
 cdef enum:
     MAX_KNOWN = 20_000          # some 500 bytes each; at the bound all are forgotten, and learnt again
@@ -56,7 +57,9 @@ cdef class _KnownPull:
     cdef str expression
     cdef str expression_type
     cdef QueueBase queue
-    cdef Codes codes
+    cdef object wanted                  # MessageFilter: while it is kept, it is there once
+    cdef Codes codes                    # its own
+    cdef Filter matcher
     cdef object row                     # of the statistics, while rows_version is theirs; None until it is counted
     cdef int64_t rows_version
 
@@ -100,7 +103,7 @@ cdef class KnownPulls:
     cdef int64_t _most_bytes_of(self, PullRequest request) noexcept:
         return min(<int64_t>request.max_message_bytes, self._most_bytes) if request.max_message_bytes > 0 else self._most_bytes
 
-    def learn(self, PullRequest request not None, str host not None, QueueBase queue not None, Codes codes):
+    def learn(self, PullRequest request not None, str host not None, QueueBase queue not None, wanted not None):
         cdef _KnownPull known
         cdef tuple key = (request.consumer_group, request.topic, request.queue_id, host)
         if key in self._known:
@@ -117,6 +120,8 @@ cdef class KnownPulls:
         if len(request.subscription or "") > _SHORT or (
                 subscription is not None and len(subscription.expression) > _SHORT):
             return      # they, and the codes made of them, would take a quarter of a megabyte each
+        if wanted.matcher is not None and is_crowded():
+            return
         known = _KnownPull.__new__(_KnownPull)
         known.group = group
         known.topic = topic
@@ -127,7 +132,9 @@ cdef class KnownPulls:
         known.expression = request.subscription
         known.expression_type = request.expression_type
         known.queue = queue
-        known.codes = codes
+        known.wanted = wanted
+        known.codes = wanted.codes
+        known.matcher = wanted.matcher
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known[key] = known
@@ -160,7 +167,8 @@ cdef class KnownPulls:
                 answered = at
                 run.ends[count] = self._records.count
                 run.byte_ends[count] = self._records.record_bytes
-                large += run.byte_ends[count] - run.byte_ends[count - 1] >= LARGE_BYTES
+                # So do those with a filter of properties keep this broker busy.
+                large += known.matcher is not None or run.byte_ends[count] - run.byte_ends[count - 1] >= LARGE_BYTES
                 if reader is None or count == MAX_RUN or large == MAX_LARGE:
                     break
                 pull = reader.peek_pull(&at)
@@ -192,7 +200,7 @@ cdef class KnownPulls:
             return None
         try:
             result = read_queue(known.queue, pull.queue_offset, self._most_messages_of(pull), self._most_bytes_of(pull),
-                                known.codes, None, self._records)
+                                known.codes, known.matcher, self._records)
         except (StoreError, ValueError):
             return None     # the handler meets it too, and says what it is
         if result.status is not _FOUND:
