@@ -12,9 +12,12 @@ from headrace.spark.schema import COLUMNS
 from tests.support.record_rows import lay_log, row_of
 
 i32 = st.integers(-(1 << 31), (1 << 31) - 1)
-names = st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"region", b"x", b"", b"\xc3\xa4", b"\xff", b"__BATCH#"])
+names = st.one_of(
+    st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"region", b"x", b"", b"\xc3\xa4", b"\xff", b"__BATCH#"]),
+    st.integers(0, 40).map(lambda number: b"p%d" % number),
+)
 values = st.one_of(st.binary(max_size=20), st.sampled_from([b"paid", "größe".encode(), b"\xed\xa0\x80", b"a\x01b"]))
-properties = st.lists(st.tuples(names, values), max_size=25).map(
+properties = st.lists(st.tuples(names, values), max_size=60).map(
     lambda found: b"".join(
         name + b"\x01" + value.replace(b"\x02", b"").replace(b"\x00", b"") + b"\x02" for name, value in found
     )

@@ -161,6 +161,16 @@ def test_a_decimal_literal_reads_the_property_as_java_does(value: str, delivers:
     assert matches("a > 5.5", encode_properties({"a": value})) is delivers
 
 
+def test_hundreds_of_names_are_told_apart() -> None:
+    """Names of many properties are looked for in buckets, of which there are fewer than names here."""
+    names = [f"name{number}" for number in range(600)]
+    wanted = compile_filter(" AND ".join(f"{name} = '{name}'" for name in names))
+    properties = {name: name for name in names}
+    assert wanted.matches(encode_properties(properties))
+    for name in names[::37]:
+        assert not wanted.matches(encode_properties(properties | {name: "other"}))
+
+
 def test_properties_without_a_last_separator_are_read() -> None:
     """remoting.md 2.5: the trailing 0x02 may be absent; empty values are not there."""
     assert matches("a = 1 AND b = 2 AND c IS NULL", b"c\x01\x02b\x012\x02a\x011")
