@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace import testing
 from headrace.remoting.codec import PullRequest, Reader, encode_request
+from headrace.remoting.reading import known_pulls
 from headrace.remoting.reading.known_pulls import KnownPulls
 from headrace.remoting.reply import INTERNAL_ERROR
 from headrace.remoting.server import RemotingServer
@@ -245,9 +246,10 @@ def test_pull_that_says_something_else_is_checked(first: dict[str, Any], second:
     assert known[-4] != known[-3]
 
 
-@pytest.mark.parametrize(
-    "wants", [{}, {"sysFlag": 5, "subscription": "TAGS = 'a' OR TAGS IS NULL", "expressionType": "SQL92"}]
-)
+FILTERED: Final = {"sysFlag": 5, "subscription": "TAGS = 'a' OR TAGS IS NULL", "expressionType": "SQL92"}
+
+
+@pytest.mark.parametrize("wants", [{}, FILTERED])
 def test_pulls_are_known(wants: dict[str, Any]) -> None:
     """The test above would say nothing if none of them were; what they count is the same too."""
     before = _Counted.answered
@@ -298,6 +300,25 @@ def test_pulls_of_one_read_are_answered_together_and_counted_each() -> None:
     assert counted[0] == counted[1]
     assert _Counted.answered - before[0] == 39 + 2 + 40 + 2
     assert _Counted.calls - before[1] < 40 + 2 + 10 + 2  # the read with the first, which is checked, has one for each
+
+
+def test_pulls_with_a_filter_of_properties_are_answered_in_pairs() -> None:
+    """Each may take some milliseconds of the event loop, and others are served in between."""
+    script = _Script(_RUNNING["known"], f"known-{next(_names)}")
+    before = _Counted.answered, _Counted.calls
+    asked = [{"queueOffset": number % 5} | FILTERED for number in range(40)]
+    script.run([("pull", FILTERED), ("burst", {"asked": asked})])
+    assert _Counted.answered - before[0] >= 40
+    assert _Counted.calls - before[1] >= 20
+
+
+def test_filters_are_not_kept_while_too_many_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bad input: each takes kilobytes, and clients may have one for each of their pulls."""
+    monkeypatch.setattr(known_pulls, "is_crowded", lambda: True)
+    before = _Counted.answered
+    pulls: list[Step] = [("pull", FILTERED)] * 10
+    _Script(_RUNNING["known"], f"known-{next(_names)}").run(pulls)
+    assert _Counted.answered == before
 
 
 def test_pull_in_two_reads_leaves_nothing_behind() -> None:
