@@ -94,11 +94,11 @@ class KeySearch:
         candidates = self._candidates(query, key_hash(topic, key), found)
         at_once = most  # of most keys every candidate is a match
         while len(found.offsets) < most:
+            wanted = list(islice(candidates, max(1, min(at_once, MAX_EXAMINED - len(seen)))))
+            if not wanted:
+                break
             if len(seen) >= MAX_EXAMINED:
                 found.is_complete = False
-                break
-            wanted = list(islice(candidates, at_once))
-            if not wanted:
                 break
             new = [offset for offset in dict.fromkeys(wanted) if offset not in seen]
             seen.update(new)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.format import record
+from headrace.store import key_query
 from headrace.store.key_match import KeyMatcher
 from headrace.store.segment import Segment
 from tests.support.indexes import SMALL, find, put
@@ -85,3 +86,14 @@ def test_no_more_are_found_than_wanted(small: StoreBench) -> None:
     end_ms = small.clock.now_ms() - 1
     assert find(small, "T", "x", max_count=1, end_ms=end_ms).offsets == offsets[-1:]
     assert find(small, "T", "x", max_count=3, end_ms=end_ms).offsets == offsets[:1:-1]
+
+
+def test_a_query_that_looked_at_every_candidate_is_complete(small: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """design.md 7, bounds: also where these are as many as one query looks at. "Aa" and "BB" have one hash code."""
+    monkeypatch.setattr(key_query, "MAX_EXAMINED", 70)
+    for _ in range(70):
+        put(small, "T", "Aa")
+    assert find(small, "T", "BB").is_complete
+    put(small, "T", "Aa")
+    assert not find(small, "T", "BB").is_complete
+    assert find(small, "T", "Aa").is_complete
