@@ -31,7 +31,7 @@ from headrace.remoting.services import SOURCE
 from headrace.remoting.reading.subscriptions import SHORT_CHARACTERS, is_crowded
 
 cdef enum:
-    MAX_KNOWN = 20_000          # some 500 bytes each; at the bound all are forgotten, and learnt again
+    MAX_KNOWN = 20_000          # some 500 bytes each, with a SQL92 filter some KB; at the bound all are forgotten
     MAX_RUN = 16                # pulls that are answered together
     MAX_LARGE = 2               # of them, those that keep the client busy: it works on two while the next are served
     LARGE_BYTES = 4_096
