@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-ROLE_NAMES: Final[tuple[str, ...]]
-"""What a column can be read for, in the order of docs/spark/sink.md."""
 MAX_PROPERTIES: Final[int]
 """Bytes of all properties of a message; the broker adds its own to them."""
 MAX_ROWS: Final[int]
@@ -58,7 +56,7 @@ class Encoder:
         """Make an encoder.
 
         Args:
-            columns: Role (ROLE_NAMES) -> position of its column.
+            columns: Role (row_columns.ROLE_NAMES) -> position of its column.
             extras: Name of a property, position of its column.
             topic: Where all rows go; the role topic is then not read.
             key_prefix: What keys are made of, with 12 hexadecimal digits for the row's number, where a row has none.

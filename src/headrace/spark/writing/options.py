@@ -16,8 +16,8 @@ from headrace.errors import ConfigError
 from headrace.settings.units import parse_duration_ms, parse_size
 from headrace.spark.options import declared_options, nonempty, number, one_of, option, parse_options, require_both_keys
 from headrace.spark.schema import suggest
-from headrace.spark.writing.encode import ROLE_NAMES
 from headrace.spark.writing.route import require_topic
+from headrace.spark.writing.row_columns import ROLE_NAMES
 
 IDEMPOTENT: Final = "idempotent"
 TRANSACTIONAL: Final = "transactional"
@@ -199,7 +199,7 @@ class WriteColumns:
     """Which column is what.
 
     Attributes:
-        roles: Role (encode.ROLE_NAMES) -> position.
+        roles: Role (row_columns.ROLE_NAMES) -> position.
         extras: Property, position.
         casts: Positions of columns that become text first.
         is_keyed: Duplicates are known by their keys.

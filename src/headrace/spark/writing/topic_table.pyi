@@ -1,0 +1,1 @@
+"""The topics that rows go to, found by name: for compiled code only (topic_table.pxd)."""
