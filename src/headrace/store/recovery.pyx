@@ -55,167 +55,229 @@ cdef int64_t _gap_at_or_behind(dict epoch_gaps, int64_t offset) except -2:
     return min((start for start in epoch_gaps or () if start >= offset), default=-1)
 
 
-cdef int64_t _behind_missing(segments, int64_t offset, int64_t segment_bytes, int64_t epoch_offset, dict epoch_gaps,
-                             list holes) except -2:
-    """Return where the log goes on behind a place that no file has, -1 if it ends there; what is missing is a hole."""
-    cdef int64_t gap_start, gap_end
-    cdef Segment later
-    for gap_start, gap_end in (epoch_gaps or {}).items():
-        if gap_start <= offset < gap_end:
-            return gap_end                  # a later epoch began there
-    following = min((index for index in segments if index * segment_bytes > offset), default=None)
-    if following is not None:
-        later = segments[following]
-        if later.find_record(0) >= 0:
-            holes.append(Hole(offset, later.first_offset, MISSING_FILE))
-            return later.first_offset
-    # Nothing was written since the newest epoch began, or nothing at all.
-    return epoch_offset if offset < epoch_offset else -1
+cdef struct Command:                    # of several records, whose end was not seen yet
+    int64_t start                       # -1: none is open
+    int64_t left                        # records to come
+    int64_t records                     # that came
 
 
-cdef int64_t _behind_invalid(segments, Segment segment, int64_t offset, int64_t found, int64_t segment_bytes,
-                             dict known_ends, int64_t epoch_offset, list holes) except -2:
-    """Return where valid records go on behind a place that holds none, -1 if the log ends there; note the hole.
+cdef class _Pass:
+    """One pass over the log: where it stands, and what is open there."""
 
-    Args:
-        found: What ``check_record`` says of the place.
-        known_ends: End of each hole that is known, by its first offset.
-    """
-    cdef int64_t position
-    cdef int64_t behind = -1
-    cdef Segment later
-    if offset in known_ends:
-        holes.append(Hole(offset, known_ends[offset], "known"))
-        return known_ends[offset]
-    position = segment.find_record(offset - segment.first_offset)
-    if position >= 0:
-        behind = segment.first_offset + position
-    else:
-        for index in sorted(index for index in segments if index * segment_bytes > offset):
-            later = segments[index]
-            position = later.find_record(0)
-            if position >= 0:
-                behind = later.first_offset + position
+    cdef object segments
+    cdef int64_t segment_bytes
+    cdef object find_queue
+    cdef object progress
+    cdef int64_t epoch_offset
+    cdef dict epoch_gaps
+    cdef int64_t durable_offset
+    cdef dict known_ends                # of holes, by their first offset
+
+    cdef object result
+    cdef int64_t offset
+    cdef int64_t records
+    cdef int64_t next_gap               # where the next range begins that an epoch left out, -1: none does
+    cdef ConsumeQueue queue             # of the last record that had one
+    cdef Command command
+    cdef dict commands_cut              # by hole: where the command begins that is open there, its records before
+    cdef int64_t last_offset            # of the last record, and the command that was open in front of its end
+    cdef Command last_command
+    cdef bint is_checked                # whether it has a checksum, and the one before it
+    cdef bint was_checked
+
+    def __init__(self, segments, int64_t start_offset, int64_t segment_bytes, find_queue, progress, known_holes,
+                 int64_t epoch_offset, dict epoch_gaps, int64_t durable_offset):
+        self.segments = segments
+        self.segment_bytes = segment_bytes
+        self.find_queue = find_queue
+        self.progress = progress
+        self.epoch_offset = epoch_offset
+        self.epoch_gaps = epoch_gaps
+        self.durable_offset = durable_offset
+        self.known_ends = {hole.first_offset: hole.end_offset for hole in known_holes}
+        self.result = Scan()
+        self.offset = start_offset
+        self.next_gap = _gap_at_or_behind(epoch_gaps, start_offset)
+        self.command.start = -1
+        self.commands_cut = {}
+        self.last_offset = -1
+        self.last_command.start = -1
+        self.is_checked = True
+
+    cdef int run(self) except -1:
+        """Go to where the log ends."""
+        cdef Segment segment
+        cdef int64_t position, found
+        while True:
+            segment = self.segments.get(self.offset // self.segment_bytes)
+            if segment is None:
+                if not self.go_on_at(self.behind_missing()):
+                    break
+                continue
+            if 0 <= self.next_gap <= self.offset:
+                self.next_gap = _gap_at_or_behind(self.epoch_gaps, self.offset)
+                if self.next_gap == self.offset:
+                    # Before anything is read: of a command that was cut off there the first records may still lie in
+                    # the gap, if the start that cut it was killed.
+                    self.go_on_at(self.epoch_gaps[self.offset])
+                    continue
+            position = self.offset - segment.first_offset
+            found = check_record(segment.base + position, self.segment_bytes - position, self.offset, True)
+            if found > 0:
+                self.take(segment.base + position, <uint32_t>found)
+            elif found == RECORD_BLANK:
+                self.offset = segment.first_offset + self.segment_bytes
+            elif not self.step_over(segment, found):
+                # The log ends here: cleanly, if nothing at all was written behind this point.
+                with naming(segment.path):
+                    if found != RECORD_UNWRITTEN or has_bytes(segment.fd, position, self.segment_bytes):
+                        self.note_torn(self.offset, describe(found))
                 break
-    if behind < 0 and offset < epoch_offset:
-        behind = epoch_offset
-    if behind >= 0:
-        holes.append(Hole(offset, behind, describe(found)))
-    return behind
+        self.result.records = self.records
+        return 0
+
+    cdef bint go_on_at(self, int64_t offset) except -1:
+        """Go on behind a gap, unless ``offset`` is negative: a command that was open in front of it has no more records."""
+        if offset < 0:
+            return False
+        self.offset = offset
+        self.command.start = -1
+        self.command.left = 0
+        return True
+
+    cdef int take(self, const uint8_t* record, uint32_t record_bytes) except -1:
+        """Count a valid record, offer it to its queue and go on behind it."""
+        cdef RecordView view
+        cdef int64_t entries, tag_hash
+        cdef const uint8_t* topic = NULL
+        cdef uint32_t topic_bytes = 0
+        read_view(record, record_bytes, &view)
+        entries = record_batch_entries(&view)
+        if entries > 1:
+            self.command.start = self.offset
+            self.command.left = entries
+            self.command.records = 0
+        self.was_checked, self.is_checked = self.is_checked, has_checksum(&view)
+        self.last_offset = self.offset
+        self.last_command = self.command
+        if self.command.left > 0:
+            self.command.left -= 1
+            self.command.records += 1
+            if self.command.left == 0:
+                self.command.start = -1
+        if is_dispatched(record) and topic_of(&view, &topic, &topic_bytes):
+            if self.queue is None or not self.queue_is(topic, topic_bytes, view.queue_id):
+                self.queue = self.find_queue((<const char*>topic)[:topic_bytes].decode("utf-8", "surrogateescape"),
+                                             view.queue_id)
+            if self.queue is not None:
+                tag_hash = record_tag_hash(&view)
+                if self.queue.delay_ms:
+                    tag_hash = view.store_timestamp_ms + self.queue.delay_ms
+                self.queue.restore(view.queue_offset, self.offset, <int>record_bytes, tag_hash)
+        self.offset += record_bytes
+        self.records += 1
+        if self.progress is not None and self.records & 0xFFFF == 0:
+            self.progress(self.offset)
+        return 0
+
+    cdef bint queue_is(self, const uint8_t* topic, uint32_t topic_bytes, int64_t queue_id) noexcept:
+        """Whether the queue at hand has that name and number."""
+        return (self.queue.queue_id == <int>queue_id and len(self.queue.topic_bytes) == topic_bytes
+                and memcmp(<const char*>self.queue.topic_bytes, topic, topic_bytes) == 0)
+
+    cdef int64_t behind_missing(self) except -2:
+        """Return where the log goes on behind a place that no file has, -1 if it ends there; note the hole."""
+        cdef int64_t gap_start, gap_end
+        cdef Segment later
+        for gap_start, gap_end in (self.epoch_gaps or {}).items():
+            if gap_start <= self.offset < gap_end:
+                return gap_end              # a later epoch began there
+        for later in self.later_segments():
+            if later.find_record(0) >= 0:
+                self.result.holes.append(Hole(self.offset, later.first_offset, MISSING_FILE))
+                return later.first_offset
+            break
+        # Nothing was written since the newest epoch began, or nothing at all.
+        return self.epoch_offset if self.offset < self.epoch_offset else -1
+
+    cdef bint step_over(self, Segment segment, int64_t found) except -1:
+        """Go on where valid records go on behind a place that holds none, and note the hole; False if the log ends there.
+
+        ``found`` is what ``check_record`` says of the place.
+        """
+        cdef int64_t position
+        cdef int64_t behind = -1
+        cdef Segment later
+        if self.offset in self.known_ends:
+            behind = self.known_ends[self.offset]
+            reason = "known"
+        else:
+            reason = describe(found)
+            position = segment.find_record(self.offset - segment.first_offset)
+            if position >= 0:
+                behind = segment.first_offset + position
+            else:
+                for later in self.later_segments():
+                    position = later.find_record(0)
+                    if position >= 0:
+                        behind = later.first_offset + position
+                        break
+            if behind < 0 and self.offset < self.epoch_offset:
+                behind = self.epoch_offset
+        if behind < 0:
+            return False
+        self.result.holes.append(Hole(self.offset, behind, reason))
+        self.commands_cut[self.offset] = self.command.start, self.command.records
+        return self.go_on_at(behind)
+
+    def later_segments(self):
+        """Yield the segments that begin behind this place, in order; each is mapped when its turn comes."""
+        for index in sorted(self.segments):
+            if index * self.segment_bytes > self.offset:
+                yield self.segments[index]
+
+    cdef int note_torn(self, int64_t offset, reason) except -1:
+        """Let the log end at ``offset``, where something began that is not whole."""
+        self.offset = offset
+        self.result.torn_offset = offset
+        self.result.torn_reason = reason
+        return 0
+
+    cdef int cut(self, bint was_clean) except -1:
+        """Cut off what is not whole in front of the end, as far as nobody was promised any of it."""
+        cdef int64_t promised = max(self.durable_offset, self.epoch_offset)
+        # Behind a clean end nothing is torn: the log is one that RocketMQ wrote last, and that is imported.
+        cdef bint is_cut = (not was_clean and self.was_checked and not self.is_checked
+                            and self.last_offset >= promised)
+        if is_cut:
+            self.note_torn(self.last_offset, LOST_CHECKSUM)
+            self.result.records -= 1
+            self.command = self.last_command
+        while is_cut or self.command.start >= self.durable_offset:
+            is_cut = False
+            if self.command.start >= self.durable_offset:
+                self.result.unfinished_records += self.command.records
+                self.note_torn(self.command.start,
+                               f"command of which only {self.command.records} records were written")
+            hole = next(reversed(self.result.holes), None)
+            if hole is None or not self.is_torn(hole, promised):
+                break
+            self.result.holes.remove(hole)
+            self.note_torn(hole.first_offset, hole.reason)
+            self.command.start, self.command.records = self.commands_cut[self.offset]
+        self.result.end_offset = self.offset
+        return 0
+
+    cdef bint is_torn(self, hole, int64_t promised_offset) except -1:
+        """Whether a hole ends where the log is cut, and nobody was promised anything of it."""
+        return (hole.end_offset == self.offset and hole.first_offset >= promised_offset
+                and hole.reason != MISSING_FILE and hole.first_offset not in self.known_ends)
 
 
 def scan_log(segments, int64_t start_offset, int64_t segment_bytes, find_queue, progress=None, known_holes=(),
              int64_t epoch_offset=0, epoch_gaps=None, int64_t durable_offset=0, bint was_clean=False):
-    result = Scan(end_offset=start_offset)
-    cdef int64_t offset = start_offset
-    cdef int64_t position, found, next_offset
-    cdef int64_t entries
-    cdef int64_t tag_hash
-    cdef int64_t command_start = -1         # where the command begins whose end was not seen yet
-    cdef int64_t command_left = 0
-    cdef int64_t command_records = 0
-    cdef int64_t last_offset = -1           # of the last record, and the command that was open in front of its end
-    cdef int64_t last_start = -1
-    cdef int64_t last_records = 0
-    cdef bint is_checked = True             # whether it has a checksum, and the one before it
-    cdef bint was_checked = False
-    cdef bint is_cut = False
-    cdef RecordView view
-    cdef ConsumeQueue queue = None
-    cdef const uint8_t* topic = NULL
-    cdef uint32_t topic_bytes = 0
-    cdef Segment segment
-    cdef int64_t records = 0
-    cdef int64_t next_gap = _gap_at_or_behind(epoch_gaps, start_offset)
-    cdef dict known_ends = {hole.first_offset: hole.end_offset for hole in known_holes}
-    cdef dict commands_cut = {}             # by hole: where the command begins that is open there, its records before
-    while True:
-        segment = segments.get(offset // segment_bytes)
-        if segment is None:
-            next_offset = _behind_missing(segments, offset, segment_bytes, epoch_offset, epoch_gaps, result.holes)
-            if next_offset < 0:
-                break
-            offset = next_offset
-            command_start, command_left = -1, 0
-            continue
-        if 0 <= next_gap <= offset:
-            next_gap = _gap_at_or_behind(epoch_gaps, offset)
-            if offset == next_gap:
-                # Before anything is read: of a command that was cut off there the first records may still lie in the
-                # gap, if the start that cut it was killed.
-                offset = epoch_gaps[offset]
-                command_start, command_left = -1, 0
-                continue
-        position = offset - segment.first_offset
-        found = check_record(segment.base + position, segment_bytes - position, offset, True)
-        if found > 0:
-            read_view(segment.base + position, <uint32_t>found, &view)
-            entries = record_batch_entries(&view)
-            if entries > 1:
-                command_start, command_left, command_records = offset, entries, 0
-            was_checked, is_checked = is_checked, has_checksum(&view)
-            last_offset, last_start, last_records = offset, command_start, command_records
-            if command_left > 0:
-                command_left -= 1
-                command_records += 1
-                if command_left == 0:
-                    command_start = -1
-            if is_dispatched(segment.base + position) and topic_of(&view, &topic, &topic_bytes):
-                if queue is None or queue.queue_id != <int>view.queue_id or len(queue.topic_bytes) != topic_bytes or \
-                        memcmp(<const char*>queue.topic_bytes, topic, topic_bytes) != 0:
-                    queue = find_queue((<const char*>topic)[:topic_bytes].decode("utf-8", "surrogateescape"),
-                                       view.queue_id)
-                if queue is not None:
-                    tag_hash = view.store_timestamp_ms + queue.delay_ms if queue.delay_ms else record_tag_hash(&view)
-                    queue.restore(view.queue_offset, offset, <int>found, tag_hash)
-            offset += found
-            records += 1
-            if progress is not None and records & 0xFFFF == 0:
-                progress(offset)
-            continue
-        if found == RECORD_BLANK:
-            offset = segment.first_offset + segment_bytes
-            continue
-        next_offset = _behind_invalid(segments, segment, offset, found, segment_bytes, known_ends, epoch_offset,
-                                      result.holes)
-        if next_offset >= 0:
-            commands_cut[offset] = command_start, command_records
-            offset = next_offset
-            command_start, command_left = -1, 0
-            continue
-        # The log ends here: cleanly, if nothing at all was written behind this point.
-        with naming(segment.path):
-            is_torn = found != RECORD_UNWRITTEN or has_bytes(segment.fd, position, segment_bytes)
-        if is_torn:
-            result.torn_offset = offset
-            result.torn_reason = describe(found)
-        break
-    result.records = records
-    # Behind a clean end nothing is torn: the log is one that RocketMQ wrote last, and that is imported.
-    if not was_clean and was_checked and not is_checked and last_offset >= max(durable_offset, epoch_offset):
-        is_cut = True
-        result.torn_offset = offset = last_offset
-        result.torn_reason = LOST_CHECKSUM
-        result.records -= 1
-        command_start, command_records = last_start, last_records
-    while is_cut or command_start >= durable_offset:
-        is_cut = False
-        if command_start >= durable_offset:
-            result.unfinished_records += command_records
-            result.torn_offset = offset = command_start
-            result.torn_reason = f"command of which only {command_records} records were written"
-        hole = next(reversed(result.holes), None)
-        if hole is None or not _is_torn(hole, offset, max(durable_offset, epoch_offset), known_ends):
-            break
-        result.holes.remove(hole)
-        result.torn_offset = offset = hole.first_offset
-        result.torn_reason = hole.reason
-        command_start, command_records = commands_cut[offset]
-    result.end_offset = offset
-    return result
-
-
-cdef bint _is_torn(hole, int64_t end_offset, int64_t promised_offset, dict known_ends) except -1:
-    """Whether a hole ends where the log is cut, and nobody was promised anything of it."""
-    return (hole.end_offset == end_offset and hole.first_offset >= promised_offset
-            and hole.reason != MISSING_FILE and hole.first_offset not in known_ends)
+    scan = _Pass(segments, start_offset, segment_bytes, find_queue, progress, known_holes, epoch_offset, epoch_gaps,
+                 durable_offset)
+    scan.run()
+    scan.cut(was_clean)
+    return scan.result
