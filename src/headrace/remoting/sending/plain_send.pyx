@@ -100,27 +100,16 @@ cdef inline bint _load_i32(const Span* span, int64_t* value) noexcept nogil:
     return load_number(span, value) and value[0] == <int32_t>value[0]
 
 
-cdef int take_send(SendIntake intake, Limits limits, const Header* header, const char* body, Py_ssize_t body_bytes,
-                   object owner) except -1:
-    cdef SpanPointer[SEND_FIELDS] found
+cdef bint _find_fields(const Header* header, SpanPointer* found) noexcept nogil:
+    """Point at the fields of a send by their places, NULL where there is none; whether it may be plain."""
     cdef const Field* field
-    cdef PublishEntry common
     cdef uint32_t index, seen = 0
     cdef int which
-    cdef int slot
-    cdef int64_t queue_id = 0, number = 0, destination
-    cdef Hold hold
-    cdef Send asked
-    cdef Py_ssize_t entry, first = intake.batch.count
-    cdef bint is_batch = header.code == SEND_BATCH_MESSAGE
-    if header.flag & FLAG_RESPONSE or not 0 < body_bytes <= limits.max_message_bytes:
-        return 0
-    if header.serialize == SERIALIZE_SMARTGO:
-        return 0
+    memset(found, 0, SEND_FIELDS * sizeof(SpanPointer))
     for index in range(header.field_count):
         field = &header.fields[index]
         if field.name.kind != SPAN_PLAIN:
-            return 0
+            return False
         if header.code == SEND_MESSAGE:
             which = _long_field(&field.name)
         elif field.name.size == 1 and c"a" <= field.name.at[0] < c"a" + SEND_FIELDS:
@@ -131,43 +120,63 @@ cdef int take_send(SendIntake intake, Limits limits, const Header* header, const
             found[which] = &field.value
             seen |= <uint32_t>1 << which
         elif is_proof(&field.name):
-            return 0
-    if seen & REQUIRED != REQUIRED or found[TOPIC].kind != SPAN_PLAIN:
+            return False
+    return seen & REQUIRED == REQUIRED and found[TOPIC].kind == SPAN_PLAIN and found[GROUP].size > 0
+
+
+cdef bint _read_numbers(const SpanPointer* found, PublishEntry* common, int64_t* queue_id) noexcept nogil:
+    """Read what all messages of a send share, and its queue; whether each number is one, and in range."""
+    cdef int64_t number = 0
+    if not _load_i32(found[DEFAULT_QUEUES], &number) or not _load_i32(found[QUEUE_ID], queue_id):
+        return False
+    if found[OWN_LIMIT] != NULL and not _load_i32(found[OWN_LIMIT], &number):
+        return False                    # it counts for retries alone, but a handler says what is wrong with it
+    if not _load_i32(found[SYS_FLAG], &number):
+        return False
+    common.sys_flag = <uint32_t>number
+    if not load_number(found[BORN_MS], &common.born_ms):
+        return False
+    if not _load_i32(found[APPLICATION_FLAG], &number):
+        return False
+    common.flag = <uint32_t>number
+    if found[RECONSUME_TIMES] != NULL:
+        if not _load_i32(found[RECONSUME_TIMES], &number):
+            return False
+        common.reconsume_times = <int32_t>number
+    return True
+
+
+cdef int take_send(SendIntake intake, Limits limits, const Header* header, const char* body, Py_ssize_t body_bytes,
+                   object owner) except -1:
+    cdef SpanPointer[SEND_FIELDS] found
+    cdef PublishEntry common
+    cdef int slot
+    cdef int64_t queue_id = 0, destination
+    cdef Hold hold
+    cdef Send asked
+    cdef Py_ssize_t entry, first = intake.batch.count
+    cdef bint is_batch = header.code == SEND_BATCH_MESSAGE
+    if header.flag & FLAG_RESPONSE or not 0 < body_bytes <= limits.max_message_bytes:
         return 0
-    if not found[GROUP].size:
+    memset(&common, 0, sizeof(common))
+    if header.serialize == SERIALIZE_SMARTGO or not _find_fields(header, found):
         return 0
-    if not _load_i32(found[DEFAULT_QUEUES], &number) or not _load_i32(found[QUEUE_ID], &queue_id):
+    if not _read_numbers(found, &common, &queue_id):
         return 0
-    if seen >> OWN_LIMIT & 1 and not _load_i32(found[OWN_LIMIT], &number):
-        return 0                        # it counts for retries alone, but a handler says what is wrong with it
     # Taken down here: once Python was asked what a message may wait for, the header may be another thread's.
     asked.opaque = header.opaque
     asked.serialize = <uint8_t>header.serialize
     asked.is_oneway = header.flag & FLAG_ONEWAY != 0
-    memset(&common, 0, sizeof(common))
-    if seen >> IS_BATCH & 1:
+    if found[IS_BATCH] != NULL:
         if is_named(found[IS_BATCH], b"true", 4):
             is_batch = True
         elif not is_named(found[IS_BATCH], b"false", 5):
             return 0                    # a handler knows what else is true
-    if not _load_i32(found[SYS_FLAG], &number):
+    if common.sys_flag & SYS_FLAG_TRANSACTION and (is_batch or limits.held_sends is None):
         return 0
     # These bits say what a record is to its transaction; whether it is part of one, a property of the message says.
-    common.sys_flag = <uint32_t>(number & ~SYS_FLAG_TRANSACTION)
-    if number & SYS_FLAG_TRANSACTION and (is_batch or limits.held_sends is None):
-        return 0
-    if not load_number(found[BORN_MS], &common.born_ms):
-        return 0
-    if not _load_i32(found[APPLICATION_FLAG], &number):
-        return 0
-    common.flag = <uint32_t>number
-    if seen >> RECONSUME_TIMES & 1:
-        if not _load_i32(found[RECONSUME_TIMES], &number):
-            return 0
-        common.reconsume_times = <int32_t>number
-    if not seen >> PROPERTIES & 1:
-        found[PROPERTIES] = NULL
-    elif found[PROPERTIES].size > MAX_PROPERTIES_SPAN:
+    common.sys_flag &= ~<uint32_t>SYS_FLAG_TRANSACTION
+    if found[PROPERTIES] != NULL and found[PROPERTIES].size > MAX_PROPERTIES_SPAN:
         return 0
     slot = intake.find_topic(limits, found[TOPIC].at, found[TOPIC].size)
     if slot < 0:
