@@ -166,13 +166,23 @@ cdef inline int64_t _weight(Filter matcher, const RecordView* view) noexcept:
     return matcher.steps * (2 + (view.properties_bytes >> 5)) + (view.properties_bytes >> 3) + 5
 
 
+cdef inline bint _is_wanted(const RecordView* view, Codes codes, Filter matcher, int64_t* asked) except -1:
+    """Whether a record is what its entry only may be; what the question counts for is added to ``asked``."""
+    if codes is not None and not codes.has_tag_of(view):
+        asked[0] += (view.properties_bytes >> 2) + 5    # as many properties as fit may stand before the tag
+        return False
+    if matcher is None:
+        return True
+    asked[0] += _weight(matcher, view)
+    return matcher.passes(view)
+
+
 cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, Py_ssize_t first, int64_t first_bytes,
                       Py_ssize_t max_messages, int64_t max_bytes, Codes codes, Filter matcher, RecordBatch into,
                       int64_t most_examined, int64_t most_filtered):
     """Read from an offset inside of the queue; ``into`` has ``first`` records that are not of this answer."""
     cdef QueueEntry entries[AT_ONCE]
     cdef QueueEntry* entry
-    cdef RecordView* view
     cdef PullResult result
     cdef int64_t bytes_before
     cdef int64_t offset = from_offset
@@ -182,7 +192,6 @@ cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, 
     cdef int64_t asked = 0
     cdef bint is_cold = False
     cdef bint is_full = False
-    cdef bint is_wanted
     cdef bint is_filtered = codes is not None or matcher is not None
     result = PullResult(None, from_offset, queue.min_offset, queue.visible_offset)
     while not is_full and offset < end_offset:
@@ -227,16 +236,7 @@ cdef PullResult _read(QueueBase queue, int64_t from_offset, int64_t end_offset, 
                 result.skipped += 1
                 gone += outcome == VIEW_GONE
                 continue
-            view = &into.views[into.count - 1]
-            if codes is not None and not codes.has_tag_of(view):
-                asked += (view.properties_bytes >> 2) + 5       # as many properties as fit may stand before the tag
-                is_wanted = False
-            elif matcher is not None:
-                asked += _weight(matcher, view)
-                is_wanted = matcher.passes(view)
-            else:
-                is_wanted = True
-            if not is_wanted:
+            if is_filtered and not _is_wanted(&into.views[into.count - 1], codes, matcher, &asked):
                 into.count -= 1
                 into.record_bytes = bytes_before
         result.examined = offset - from_offset

@@ -34,7 +34,8 @@ cdef enum:
     MAX_WINDOW = 4096
     PROGRESS_BYTES = 32 << 20
 
-cdef enum:
+cdef enum:                      # why the walk stops
+    _SAME = -1                  # it does not: the record has the entry that it should have
     _END = 0
     _INVALID = 1
     _NEW_QUEUE = 2
@@ -350,16 +351,12 @@ cdef class LogWalk:
         return event
 
     cdef int _walk(self) noexcept nogil:
-        cdef int64_t found, offset, entries, at
+        cdef int64_t found, offset
         cdef const uint8_t* record
         cdef const uint8_t* topic = NULL
         cdef uint32_t topic_bytes = 0
         cdef RecordView view
-        cdef Track* track
-        cdef Py_ssize_t index
-        cdef uint8_t expected[20]
-        cdef uint8_t* entry
-        cdef int compared
+        cdef int event
         while True:
             if self.position >= self.stop:
                 return _END
@@ -381,53 +378,75 @@ cdef class LogWalk:
             self.record_bytes = found
             read_view(record, <uint32_t>found, &view)
             if is_dispatched(record) and topic_of(&view, &topic, &topic_bytes):
-                index = self._track_of(topic, topic_bytes, <int32_t>view.queue_id)
-                self.track = index
-                self.queue_offset = view.queue_offset
-                if index < 0:
-                    return _NEW_QUEUE
-                track = &self.tracks[index]
-                if track.first_offset < 0:
-                    track.first_offset = track.next_offset = view.queue_offset
-                if view.queue_offset > track.next_offset:
-                    return _GAP
-                if view.queue_offset < track.next_offset:
-                    return _REPEAT
-                if self.skip_entry != offset:
-                    at = view.queue_offset - track.window_first
-                    if at < 0 or at >= track.window_entries:
-                        return _FETCH
-                    entry = track.window + at * ENTRY_BYTES
-                    store_i64(expected, offset)
-                    store_u32(expected + 8, <uint32_t>found)
-                    store_i64(expected + 12, record_tag_hash(&view))
-                    compared = memcmp(entry, expected, 20 if track.compare_tags else 12)
-                    if compared != 0:
-                        if load_i32(entry + 8) != 0:
-                            return _WRONG_ENTRY
-                        if offset + found > self.promised_offset:
-                            track.pending += 1
-                        elif track.missing_count and track.missing_first + track.missing_count == view.queue_offset:
-                            track.missing_count += 1
-                        elif track.missing_count:
-                            return _MISSING
-                        else:
-                            track.missing_first = view.queue_offset
-                            track.missing_count = 1
-                track.next_offset += 1
-                track.last_position = offset
-            entries = record_batch_entries(&view)
-            if entries > 1:
-                self.command_offset, self.command_left, self.command_records = offset, entries, 0
-            self.lost_checksum, self.is_checked = self.is_checked and not has_checksum(&view), has_checksum(&view)
-            self.last_offset, self.last_command, self.last_records = offset, self.command_offset, self.command_records
-            if self.command_left > 0:
-                self.command_left -= 1
-                self.command_records += 1
-            if self.command_left == 0:
-                self.command_offset = -1
-            self.records += 1
+                event = self._compare(&view, topic, topic_bytes, offset)
+                if event != _SAME:
+                    return event
+            self._count(&view, offset)
             self.position += found
+
+    cdef int _compare(self, const RecordView* view, const uint8_t* topic, uint32_t topic_bytes,
+                      int64_t offset) noexcept nogil:
+        """Hold a record against its queue; where that stops the walk, it comes here again."""
+        cdef int64_t at
+        cdef Track* track
+        cdef int event
+        self.track = self._track_of(topic, topic_bytes, <int32_t>view.queue_id)
+        self.queue_offset = view.queue_offset
+        if self.track < 0:
+            return _NEW_QUEUE
+        track = &self.tracks[self.track]
+        if track.first_offset < 0:
+            track.first_offset = track.next_offset = view.queue_offset
+        if view.queue_offset > track.next_offset:
+            return _GAP
+        if view.queue_offset < track.next_offset:
+            return _REPEAT
+        if self.skip_entry != offset:
+            at = view.queue_offset - track.window_first
+            if at < 0 or at >= track.window_entries:
+                return _FETCH
+            event = self._compare_entry(view, track, track.window + at * ENTRY_BYTES, offset)
+            if event != _SAME:
+                return event
+        track.next_offset += 1
+        track.last_position = offset
+        return _SAME
+
+    cdef int _compare_entry(self, const RecordView* view, Track* track, const uint8_t* entry,
+                            int64_t offset) noexcept nogil:
+        """Hold a record against its entry. Those that lack one are counted as long as they follow each other."""
+        cdef uint8_t expected[20]
+        store_i64(expected, offset)
+        store_u32(expected + 8, view.record_bytes)
+        store_i64(expected + 12, record_tag_hash(view))
+        if memcmp(entry, expected, 20 if track.compare_tags else 12) == 0:
+            return _SAME
+        if load_i32(entry + 8) != 0:
+            return _WRONG_ENTRY
+        if offset + view.record_bytes > self.promised_offset:
+            track.pending += 1
+        elif track.missing_count and track.missing_first + track.missing_count == view.queue_offset:
+            track.missing_count += 1
+        elif track.missing_count:
+            return _MISSING
+        else:
+            track.missing_first = view.queue_offset
+            track.missing_count = 1
+        return _SAME
+
+    cdef void _count(self, const RecordView* view, int64_t offset) noexcept nogil:
+        """Note a record, and the command that it is part of."""
+        cdef int64_t entries = record_batch_entries(view)
+        if entries > 1:
+            self.command_offset, self.command_left, self.command_records = offset, entries, 0
+        self.lost_checksum, self.is_checked = self.is_checked and not has_checksum(view), has_checksum(view)
+        self.last_offset, self.last_command, self.last_records = offset, self.command_offset, self.command_records
+        if self.command_left > 0:
+            self.command_left -= 1
+            self.command_records += 1
+        if self.command_left == 0:
+            self.command_offset = -1
+        self.records += 1
 
     def read_errno(self):
         return self.error
