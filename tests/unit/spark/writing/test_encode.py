@@ -114,7 +114,20 @@ def random_rows(seed: int, count: int) -> list[dict[str, Any]]:
     def maybe(value: Any) -> Any:
         return value if chance.random() < 0.5 else None
 
-    names = ["TAGS", "KEYS", "UNIQ_KEY", "__CRC32#", "CLUSTER", "TIMER_X", "region", "a", "ü", "DELAY", "WAITS"]
+    names = [
+        "TAGS",
+        "KEYS",
+        "UNIQ_KEY",
+        "__SHARDINGKEY",
+        "__CRC32#",
+        "CLUSTER",
+        "TIMER_X",
+        "region",
+        "a",
+        "ü",
+        "DELAY",
+        "WAITS",
+    ]
     rows = []
     for _ in range(count):
         delay = chance.choice([None, None, "level", "time"])
@@ -360,6 +373,47 @@ def test_properties_of_the_broker_are_counted() -> None:
     encoder.feed(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
     assert encoder.left_out == 2
     assert decode_batch(encoder.finish()[0][-1]) == [(0, b"", b"a\x01b\x02")]
+
+
+@pytest.mark.parametrize("name", sorted(BROKERS_OWN | {"TIMER_X", "TIMER_DELIVER_MS"}))
+def test_what_is_no_property_of_the_broker_is_kept(name: str) -> None:
+    """Each name of the broker's is left out; those beside it, of the same length too, are not."""
+    others = [name[:-1] + "y", "y" + name[1:], name[1:]]
+    properties = [(name, "v"), *((other, "v") for other in others)]
+    encoder = Encoder(ROLES, EXTRAS, resolve)
+    rows = [{"topic": "t", "body": b"", "properties": properties}]
+    encoder.feed(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+    kept = [other for other in others if not other.startswith("TIMER_")]
+    assert encoder.left_out == len(properties) - len(kept)
+    [(_, _, raw)] = decode_batch(encoder.finish()[0][-1])
+    assert properties_of(raw) == dict.fromkeys(kept, "v")
+
+
+def test_a_bare_prefix_of_timers_is_no_property_of_the_broker() -> None:
+    encoder = Encoder(ROLES, EXTRAS, resolve)
+    rows = [{"topic": "t", "body": b"", "properties": [("TIMER_", "v")]}]
+    encoder.feed(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+    assert encoder.left_out == 0
+
+
+def test_a_prefix_of_keys_has_a_bound() -> None:
+    rows = pa.RecordBatch.from_pylist([{"body": b"x"}])
+    encoder = Encoder({"body": 0}, [], resolve, topic="t", key_prefix=b"p" * 128)
+    encoder.feed(rows)
+    [(_, _, raw)] = decode_batch(encoder.finish()[0][-1])
+    assert properties_of(raw) == {"UNIQ_KEY": "p" * 128 + "0" * 12}
+    with pytest.raises(ValueError, match="longer than 128 bytes"):
+        Encoder({"body": 0}, [], resolve, topic="t", key_prefix=b"p" * 129)
+
+
+def test_the_further_column_at_fault_is_named() -> None:
+    """And a fault of the tags is told, whatever the keys are."""
+    batch = pa.RecordBatch.from_pylist([{"body": b"x", "a": "v", "b": "\x01"}])
+    with pytest.raises(InvalidRowError, match="column 'b'"):
+        Encoder({"body": 0}, [("a", 1), ("b", 2)], resolve, topic="t").feed(batch)
+    batch = pa.RecordBatch.from_pylist([{"body": b"x", "tags": "\x01", "keys": "k"}])
+    with pytest.raises(InvalidRowError, match="column 'tags'"):
+        Encoder({"body": 0, "tags": 1, "keys": 2}, [], resolve, topic="t").feed(batch)
 
 
 def test_properties_of_the_broker_are_counted_once_for_each_row() -> None:
