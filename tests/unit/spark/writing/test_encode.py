@@ -448,6 +448,8 @@ BAD_ROWS: list[tuple[dict[str, Any], str, str]] = [
         "deliver_at",
         "-315619200000 ms since 1970; it has",
     ),
+    ({"deliver_at": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)}, "deliver_at", "is 0 ms since 1970"),
+    ({"born_ts": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)}, "born_ts", "is 0 ms since 1970"),
     (
         {"delay_level": 2, "deliver_at": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)},
         "deliver_at",
@@ -469,6 +471,20 @@ def test_a_row_that_cannot_be_written_is_named(change: dict[str, Any], column: s
     assert (caught.value.row, caught.value.partition, caught.value.column) == (12, 3, column)
     assert f"row 12 of partition 3: column '{column}'" in str(caught.value)
     assert text in str(caught.value)
+
+
+def test_what_is_just_within_its_bound_is_written() -> None:
+    """And properties one byte longer are refused, with what they would be."""
+    for level in (0, 1, 999):
+        encoder = Encoder({"body": 0, "delay_level": 1}, [], resolve, topic="t")
+        encoder.feed(pa.RecordBatch.from_pylist([{"body": b"x", "delay_level": level}]))
+        [(_, _, raw)] = decode_batch(encoder.finish()[0][-1])
+        assert properties_of(raw) == ({"DELAY": str(level)} if level else {})
+    tags = "x" * (MAX_PROPERTIES - len("TAGS\x01\x02"))
+    encoder = Encoder({"body": 0, "tags": 1}, [], resolve, topic="t")
+    encoder.feed(pa.RecordBatch.from_pylist([{"body": b"x", "tags": tags}]))
+    with pytest.raises(InvalidRowError, match=f"'tags' makes the properties {MAX_PROPERTIES + 1} bytes long"):
+        encoder.feed(pa.RecordBatch.from_pylist([{"body": b"x", "tags": tags + "y"}]))
 
 
 def test_a_flag_that_does_not_fit_is_told_what_does() -> None:
