@@ -30,7 +30,7 @@ from headrace.errors import InvalidDelayError, StoreError, UnreadableError
 from headrace.format import fastjson
 from headrace.format.names import SCHEDULE_TOPIC
 from headrace.format.queue_entry import FILLER_BYTES
-from headrace.log_pace import Trouble
+from headrace.log_pace import LogPace, Trouble
 from headrace.store.consume_queue import ConsumeQueue
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ class DelayLevels:
         self._next_save_ms = -1
         self._is_changed = False
         self._trouble = Trouble(logger)
+        self._drop_pace = LogPace(broker.clock)
         self._turn = 0
         delays = broker.settings.delays_ms
         topic = need_system_topic(broker, SCHEDULE_TOPIC, len(delays))
@@ -331,7 +332,14 @@ class DelayLevels:
 
     def _drop(self, level: _Level, reason: str, count: int) -> None:
         self.counters.dropped += count
-        logger.warning("delayed messages dropped level=%d count=%d reason=%s", level.number, count, reason)
+        if self._drop_pace.is_due():  # a producer may go on for hours, and each tick drops some
+            logger.warning(
+                "delayed messages dropped level=%d count=%d total=%d reason=%s",
+                level.number,
+                count,
+                self.counters.dropped,
+                reason,
+            )
 
     # -- cursors ----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from headrace.broker.withheld.redelivery import redeliver
 from headrace.broker.withheld.schedule import level_of
 from headrace.errors import InvalidDelayError, StoreError
 from headrace.format.names import TIMER_TOPIC
-from headrace.log_pace import Trouble
+from headrace.log_pace import LogPace, Trouble
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -83,6 +83,7 @@ class TimedMessages:
         self._unfinished: deque[tuple[int, list[int]]] = deque()
         self._unfinished_count = 0
         self._trouble = Trouble(logger)
+        self._drop_pace = LogPace(broker.clock)
         if CHANNEL in self._topic.channels:
             self._subscribe()
 
@@ -216,7 +217,13 @@ class TimedMessages:
 
     def _drop(self, reason: str, count: int) -> None:
         self.counters.dropped += count
-        logger.warning("messages with a delivery time dropped count=%d reason=%s", count, reason)
+        if self._drop_pace.is_due():
+            logger.warning(
+                "messages with a delivery time dropped count=%d total=%d reason=%s",
+                count,
+                self.counters.dropped,
+                reason,
+            )
 
     def _finish_durable(self, channel: Channel, subscription: Subscription, now_ms: int) -> None:
         """Finish the messages whose copies are durable: what the journal forgets must be in the log."""

@@ -335,6 +335,25 @@ def test_messages_of_a_deleted_topic_are_dropped_and_counted(rig: MessagingRig) 
     assert (rig.levels.counters.dropped, rig.levels.counters.delivered) == (1, 1)
 
 
+def test_the_log_has_a_line_a_minute_of_what_is_dropped(rig: MessagingRig, caplog: pytest.LogCaptureFixture) -> None:
+    """A tick drops what is due in it: a producer that goes on had a line written 20 times a second."""
+    for _ in range(20):
+        rig.levels.put(rig.message("gone", b"x"), 1)
+        rig.broker.delete_topic("gone")
+        rig.pass_time(100)
+    rig.pass_time(1100)
+    assert rig.levels.counters.dropped == 20
+    told = [line for line in caplog.messages if line.startswith("delayed messages dropped")]
+    assert len(told) == 1
+    rig.pass_time(60_000, step=1_000)
+    rig.levels.put(rig.message("gone", b"x"), 1)
+    rig.broker.delete_topic("gone")
+    rig.pass_time(1100)
+    told = [line for line in caplog.messages if line.startswith("delayed messages dropped")]
+    assert len(told) == 2
+    assert told[1].startswith("delayed messages dropped level=1 count=1 total=21 reason=")
+
+
 @pytest.mark.parametrize(
     "properties", [{}, {"REAL_TOPIC": "T", "REAL_QID": "-1"}, {"REAL_TOPIC": HALF_TOPIC, "REAL_QID": "0"}]
 )

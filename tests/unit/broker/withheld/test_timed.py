@@ -201,6 +201,18 @@ def test_messages_that_belong_nowhere_are_dropped_and_counted(rig: MessagingRig)
     assert (rig.timed.counters.dropped, rig.timed.counters.delivered, rig.timed.waiting) == (2, 1, 0)
 
 
+def test_the_log_has_a_line_a_minute_of_what_is_dropped(rig: MessagingRig, caplog: pytest.LogCaptureFixture) -> None:
+    """A tick drops what is due in it: a producer that goes on had a line written 20 times a second."""
+    for _ in range(20):
+        hold(rig, b"x", 500, topic="gone")
+        rig.broker.delete_topic("gone")
+        rig.pass_time(100)
+    rig.pass_time(700)
+    assert rig.timed.counters.dropped == 20
+    told = [line for line in caplog.messages if line.startswith("messages with a delivery time dropped")]
+    assert len(told) == 1
+
+
 def test_a_message_damaged_while_it_waits_is_left_out_and_named(
     rig: MessagingRig, caplog: pytest.LogCaptureFixture
 ) -> None:
