@@ -53,7 +53,7 @@ from headrace.broker.withheld.transaction_opening import TransactionOpening
 from headrace.errors import MessageNotFoundError, QuotaExceededError, RequestError, StoreError, UnreadableError
 from headrace.format import record
 from headrace.format.names import CHECK_MAX_TOPIC, HALF_TOPIC, MAX_QUEUES, OP_TOPIC
-from headrace.log_pace import Trouble
+from headrace.log_pace import LogPace, Trouble
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
@@ -129,6 +129,7 @@ class Transactions:
         self.decided_offset = 0
         """What must be durable for what producers decided so far to be; what a start finds is."""
         self._trouble = Trouble(logger)
+        self._given_up_pace = LogPace(broker.clock)  # by group
         self._latest_ms = broker.clock.now_ms()
         opening = TransactionOpening(broker.store, self._half, self._op, self._open, self.given_up, self.counters)
         opening.load(self._floors, self._take_up)
@@ -491,12 +492,15 @@ class Transactions:
         self._decide(half_offset, joint)
         self.given_up.add(entry.first_offset, joint.batch.placed(2)[1])
         self.counters.discarded += 1
-        logger.warning(
-            "transaction given up group=%s topic=%s checks=%s",
-            half.property(b"PGROUP"),
-            half.property(b"REAL_TOPIC"),
-            half.property(CHECK_TIMES.encode()) or 0,
-        )
+        group = half.property(b"PGROUP") or ""
+        if self._given_up_pace.is_due(group):  # a million may be: of a producer that is gone, all within a minute
+            logger.warning(
+                "transaction given up group=%s topic=%s checks=%s total=%d",
+                group,
+                half.property(b"REAL_TOPIC"),
+                half.property(CHECK_TIMES.encode()) or 0,
+                self.counters.discarded,
+            )
 
     def _discard(self, half_offset: int, reason: str) -> None:
         joint = Joint()

@@ -372,6 +372,20 @@ def test_after_the_last_question_the_message_is_put_aside(rig: MessagingRig, cap
     assert rig.bodies("T", 2) == []
 
 
+def test_the_log_has_a_line_a_minute_for_a_group_that_is_given_up(
+    rig: MessagingRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A producer that is gone leaves as many as it had: a million had a line each."""
+    for _ in range(20):
+        prepare(rig)
+    with caplog.at_level(logging.WARNING):
+        rig.pass_time(6_000 + 16 * 30_000, step=1_000)
+    assert rig.transactions.counters.discarded == 20
+    told = [line for line in caplog.messages if line.startswith("transaction given up")]
+    assert len(told) == 1
+    assert told[0].endswith("topic=T checks=15 total=1")
+
+
 def test_questions_survive_a_restart_with_their_count(rig: MessagingRig) -> None:
     """Issue 4: back-check after a restart; the count is in the copies."""
     prepare(rig)
