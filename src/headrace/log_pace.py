@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 
 INTERVAL_MS: Final = 60_000
 """Between two lines about the same thing; what comes meanwhile is only counted, by the caller."""
+LINES_A_MINUTE: Final = 200
+"""About all things of a kind together: a cluster of a hundred nodes may be started again and be seen whole."""
 MAX_KNOWN: Final = 1_000
 """Things of which it is known when they had their line; beyond it all are forgotten."""
 
@@ -30,6 +33,34 @@ class LogPace:
         if len(self._next_ms) >= self._max_known:
             self._next_ms.clear()
         self._next_ms[what] = now_ms + INTERVAL_MS
+        return True
+
+
+class LineLimit:
+    """When lines about things that come and go under any names may be logged: as ``LogPace``, and so many of them all.
+
+    ``on_more`` is called once a minute, when the first line too many was due.
+    """
+
+    def __init__(self, clock: Clock, on_more: Callable[[], None], most: int = LINES_A_MINUTE) -> None:
+        self._clock = clock
+        self._pace = LogPace(clock)
+        self._on_more = on_more
+        self._most = most
+        self._lines = 0
+        self._minute_ends_ms = 0
+
+    def is_due(self, what: str) -> bool:
+        """Return whether to log ``what`` now; it then has had its line."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._minute_ends_ms:
+            self._lines, self._minute_ends_ms = 0, now_ms + INTERVAL_MS
+        if self._lines > self._most or not self._pace.is_due(what):
+            return False
+        self._lines += 1
+        if self._lines > self._most:
+            self._on_more()
+            return False
         return True
 
 

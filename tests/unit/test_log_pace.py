@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from headrace.clock import ManualClock
-from headrace.log_pace import INTERVAL_MS, MAX_KNOWN, LogPace, Trouble
+from headrace.log_pace import INTERVAL_MS, MAX_KNOWN, LineLimit, LogPace, Trouble
 
 
 def test_each_thing_has_a_line_a_minute() -> None:
@@ -27,6 +27,17 @@ def test_what_is_remembered_has_a_bound() -> None:
     for number in range(3 * MAX_KNOWN):
         assert pace.is_due(str(number))
         assert len(pace._next_ms) <= MAX_KNOWN
+
+
+def test_all_things_together_have_a_bound() -> None:
+    """Whoever comes under ever new names makes no more lines, either; that there is more is said once a minute."""
+    clock, more = ManualClock(), []
+    limit = LineLimit(clock, lambda: more.append(clock.monotonic_ms()), most=3)
+    assert [limit.is_due(what) for what in "aabcde"] == [True, False, True, True, False, False]
+    assert len(more) == 1
+    clock.advance_ms(INTERVAL_MS)
+    assert [limit.is_due(what) for what in "aefgh"] == [True, True, True, False, False]
+    assert len(more) == 2
 
 
 def test_trouble_is_logged_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.clock import ManualClock
-from headrace.log_pace import INTERVAL_MS
-from headrace.nsq.lookupd.producer_log import LINES_A_MINUTE, LONGEST_NAME, ProducerLog
+from headrace.log_pace import INTERVAL_MS, LINES_A_MINUTE
+from headrace.nsq.lookupd.producer_log import LONGEST_NAME, ProducerLog
 from headrace.registry.producers import ProducerInfo
 
 INFO = ProducerInfo(

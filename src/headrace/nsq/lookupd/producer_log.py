@@ -1,7 +1,7 @@
 """What is logged and counted of producers that come and go.
 
 Whoever reaches the port may come and go as often as it likes, under any names: each has a line a minute for either, all
-together LINES_A_MINUTE, and their names are cut. The counters have all of them.
+together ``log_pace.LINES_A_MINUTE``, and their names are cut. The counters have all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from headrace.log_pace import INTERVAL_MS, LogPace
+from headrace.log_pace import LineLimit
 
 if TYPE_CHECKING:
     from headrace.clock import Clock
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LINES_A_MINUTE: Final = 200
-"""A cluster of a hundred nodes may be started again and be seen whole."""
 LONGEST_NAME: Final = 128
 """Characters of what a producer calls itself."""
 
@@ -34,16 +32,16 @@ class ProducerLog:
     def __init__(self, clock: Clock) -> None:
         self.came = 0
         self.went = 0
-        self._clock = clock
-        self._pace = LogPace(clock)
-        self._lines = 0
-        self._minute_ends_ms = 0
+        self._limit = LineLimit(clock, self._tell_of_more)
+
+    def _tell_of_more(self) -> None:
+        logger.warning("more producers come and go than are logged came=%d gone=%d", self.came, self.went)
 
     def note_came(self, info: ProducerInfo) -> None:
         """Note that a producer has registered."""
         self.came += 1
         node = info.node[:LONGEST_NAME]
-        if self._is_due(f"came {node}"):
+        if self._limit.is_due(f"came {node}"):
             logger.info(
                 "producer registered node=%s client=%s version=%s",
                 node,
@@ -55,17 +53,5 @@ class ProducerLog:
         """Note that a producer is gone."""
         self.went += 1
         node = info.node[:LONGEST_NAME]
-        if self._is_due(f"went {node}"):
+        if self._limit.is_due(f"went {node}"):
             logger.info("producer gone node=%s client=%s cause=%s", node, info.remote_address, cause)
-
-    def _is_due(self, what: str) -> bool:
-        now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._minute_ends_ms:
-            self._lines, self._minute_ends_ms = 0, now_ms + INTERVAL_MS
-        if self._lines > LINES_A_MINUTE or not self._pace.is_due(what):
-            return False
-        self._lines += 1
-        if self._lines > LINES_A_MINUTE:
-            logger.warning("more producers come and go than are logged came=%d gone=%d", self.came, self.went)
-            return False
-        return True
