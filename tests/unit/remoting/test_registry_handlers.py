@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.access import parse_rules
+from headrace.log_pace import INTERVAL_MS, LINES_A_MINUTE
 from headrace.remoting.codes import RequestCode, ResponseCode
 from headrace.remoting.registry.handlers import HANDLERS
 from headrace.remoting.signature import signed_ext
@@ -108,6 +109,26 @@ def test_brokers_that_register_in_turn_are_told_of_once(bench: Bench, caplog: py
         "broker's address is taken by another",
         "brokers of one address register in turn",
     ]
+
+
+def test_brokers_that_come_and_go_do_not_fill_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever reached the port had two or three lines written for each registration, under any names."""
+    caplog.set_level("INFO", "headrace")
+    link = bench.link()
+    for number in range(10 * LINES_A_MINUTE):
+        link.register(f"broker-{number}", address=A)
+        link.call(205, {"brokerName": f"broker-{number}"})
+        link.call(104, broker_ext(f"broker-{number}"))
+    assert len(caplog.messages) == LINES_A_MINUTE + 1
+    assert caplog.messages[:3] == [
+        f"broker registered broker=broker-0 id=0 address={A} cluster=C1",
+        f"write permission wiped broker=broker-0 topics=1 client={link.connection.remote_address}",
+        f"broker left broker=broker-0 id=0 address={A}",
+    ]
+    assert caplog.messages[-1] == "more of brokers than is logged came=67 gone=67"
+    bench.clock.advance_ms(INTERVAL_MS)
+    link.register("broker-a")
+    assert caplog.messages[-1] == f"broker registered broker=broker-a id=0 address={A} cluster=C1"
 
 
 def test_registration_with_a_wrong_checksum_is_refused(broker: Link, client: Link) -> None:

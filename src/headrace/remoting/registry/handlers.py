@@ -7,7 +7,6 @@ Ref: remoting.md 4.8; docs/protocols/registry.md.
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from headrace.remoting.registry.connection import RegistryConnection
     from headrace.remoting.registry.server import RegistryServer
 
-logger = logging.getLogger(__name__)
-
 Handler = Callable[["RegistryConnection", "Command"], Reply | None]
 
 
@@ -65,11 +62,11 @@ def register_broker(connection: RegistryConnection, command: Command) -> Reply:
     if broker_id == MASTER_ID and (before is None or (before.name, before.broker_id) != (name, broker_id)):
         server.broker_came(name)
     if rival is not None and rival != address:
-        _tell_of_place(server, name, broker_id, rival, address)
+        server.broker_log.note_place(name, broker_id, rival, address)
     elif before is None:
-        logger.info("broker registered broker=%s id=%d address=%s cluster=%s", name, broker_id, address, new.cluster)
+        server.broker_log.note_came(name, broker_id, address, new.cluster)
     if before is not None and before.name != name:
-        _tell_of_address(server, address, before, name, broker_id)
+        server.broker_log.note_address(address, before, name, broker_id)
     order = server.kv.namespace(ORDER_NAMESPACE)
     return Reply(
         ext={"haServerAddr": master.ha_address, "masterAddr": master.address} if master else {},
@@ -113,44 +110,6 @@ def _read_registration(server: RegistryServer, command: Command) -> Registration
     )
 
 
-def _tell_of_place(server: RegistryServer, name: str, broker_id: int, old: str, new: str) -> None:
-    """Log that a broker is at another address than before, and that two are in turn, each once."""
-    times = server.rivals.count(f"{broker_id} {name}", old, new)
-    if times == 1:
-        logger.warning("broker took the place of another broker=%s id=%d old=%s new=%s", name, broker_id, old, new)
-    elif times == 2:
-        logger.warning(
-            "brokers of one name and id register in turn, clients find one of them at a time; give each a name of its "
-            "own broker=%s id=%d addresses=%s,%s",
-            name,
-            broker_id,
-            old,
-            new,
-        )
-
-
-def _tell_of_address(server: RegistryServer, address: str, old: LiveBroker, name: str, broker_id: int) -> None:
-    """Log that an address is another broker's than before, and that two are in turn, each once."""
-    times = server.rivals.count(address, old.name, name)
-    if times == 1:
-        logger.warning(
-            "broker's address is taken by another address=%s old=%s id=%d new=%s id=%d",
-            address,
-            old.name,
-            old.broker_id,
-            name,
-            broker_id,
-        )
-    elif times == 2:
-        logger.warning(
-            "brokers of one address register in turn, clients find one of them at a time; have each advertise its own "
-            "(remoting.advertised_address, brokerIP1) address=%s brokers=%s,%s",
-            address,
-            old.name,
-            name,
-        )
-
-
 def unregister_broker(connection: RegistryConnection, command: Command) -> Reply:
     """UNREGISTER_BROKER."""
     _cluster, name, broker_id, address = _broker_of(command.ext)
@@ -158,7 +117,7 @@ def unregister_broker(connection: RegistryConnection, command: Command) -> Reply
     is_overtaken = _is_overtaken(connection, routes.live.get(address), name, broker_id)
     if not is_overtaken and routes.unregister(name, broker_id, address):
         connection.server.brokers_left()
-        logger.info("broker left broker=%s id=%d address=%s", name, broker_id, address)
+        connection.server.broker_log.note_left(name, broker_id, address)
     return Reply()
 
 
@@ -197,7 +156,7 @@ def wipe_write_permission(connection: RegistryConnection, command: Command) -> R
     """WIPE_WRITE_PERM_OF_BROKER: nobody finds its queues for writing, until it registers a change."""
     name = _short_text(command.ext, "brokerName")
     count = connection.server.routes.wipe_write_permission(name)
-    logger.info("write permission wiped broker=%s topics=%d client=%s", name, count, connection.remote_address)
+    connection.server.broker_log.note_permission("wiped", name, count, connection.remote_address)
     return Reply(ext={"wipeTopicCount": str(count)})
 
 
@@ -205,7 +164,7 @@ def add_write_permission(connection: RegistryConnection, command: Command) -> Re
     """ADD_WRITE_PERM_OF_BROKER."""
     name = _short_text(command.ext, "brokerName")
     count = connection.server.routes.add_write_permission(name)
-    logger.info("write permission added broker=%s topics=%d client=%s", name, count, connection.remote_address)
+    connection.server.broker_log.note_permission("added", name, count, connection.remote_address)
     return Reply(ext={"addTopicCount": str(count)})
 
 
@@ -285,7 +244,7 @@ def delete_topic(connection: RegistryConnection, command: Command) -> Reply:
     topic = fields.text(command.ext, "topic")
     cluster = command.ext.get("clusterName") or None
     if connection.server.routes.delete_topic(topic, cluster):
-        logger.info("topic removed from routes topic=%s client=%s", topic, connection.remote_address)
+        connection.server.broker_log.note_topic_removed(topic, connection.remote_address)
     return Reply()
 
 

@@ -32,8 +32,8 @@ from headrace.registry.kv_config import KV_FILE, KV_FOLDER, KvConfig, find_kv_fa
 from headrace.registry.routes import LiveBroker, RouteTable
 from headrace.remoting.codec import Limits, SendIntake
 from headrace.remoting.guard import REGISTRY_NEEDS, Guard
+from headrace.remoting.registry.broker_log import BrokerLog
 from headrace.remoting.registry.connection import RegistryConnection
-from headrace.remoting.registry.rivals import Rivals
 from headrace.remoting.request_connection import RequestCounters, RequestServer
 from headrace.threads import Threads
 
@@ -84,7 +84,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
     Attributes:
         routes: Who serves which topic.
         kv: The key-value configuration.
-        rivals: Brokers that put each other out.
+        broker_log: What is told of brokers that come and go.
         awaited: The brokers that have to come before routes are told.
         address: Where it listens, as bound; empty before ``start``.
         guard: Access control, None when it is off.
@@ -120,7 +120,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
         self.routes = RouteTable(
             max_brokers=settings.max_brokers, max_topics=settings.max_topics, max_routes=settings.max_routes
         )
-        self.rivals = Rivals(clock, settings.expiry_ms)
+        self.broker_log = BrokerLog(clock, settings.expiry_ms)
         self._late_pace = LogPace(clock)
         self.awaited = AwaitedBrokers(settings.start_wait_ms)
         self.kv_path = data_dir / KV_FOLDER / KV_FILE
@@ -316,13 +316,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
         for broker in self.routes.connection_closed(connection):
             self.brokers_left()
             self.counters.brokers_lost += 1
-            logger.warning(
-                "broker lost, its routes are dropped broker=%s id=%d address=%s cause=%s",
-                broker.name,
-                broker.broker_id,
-                broker.address,
-                connection.cause,
-            )
+            self.broker_log.note_lost(broker, connection.cause)
 
     def note_late_words(self, connection: RegistryConnection, broker: LiveBroker) -> None:
         """Note what a broker said over a connection that it has replaced since: it is not taken."""
@@ -346,13 +340,7 @@ class RegistryServer(RequestServer[RegistryConnection]):
         for broker in self.routes.expire(now_ms - self.settings.expiry_ms):
             self.brokers_left()
             self.counters.brokers_expired += 1
-            logger.warning(
-                "broker silent, its routes are dropped broker=%s id=%d address=%s silent_ms=%d",
-                broker.name,
-                broker.broker_id,
-                broker.address,
-                now_ms - broker.updated_ms,
-            )
+            self.broker_log.note_silent(broker, now_ms - broker.updated_ms)
             if isinstance(broker.owner, RegistryConnection):
                 broker.owner.abort("broker expired")
 
