@@ -130,6 +130,7 @@ class Transactions:
         """What must be durable for what producers decided so far to be; what a start finds is."""
         self._trouble = Trouble(logger)
         self._given_up_pace = LogPace(broker.clock)  # by group
+        self._lost_pace = LogPace(broker.clock)  # by topic
         self._latest_ms = broker.clock.now_ms()
         opening = TransactionOpening(broker.store, self._half, self._op, self._open, self.given_up, self.counters)
         opening.load(self._floors, self._take_up)
@@ -285,7 +286,8 @@ class Transactions:
             self.given_up.discard(ending.first_offset)
         if ending.is_lost:
             self.counters.dropped += 1
-            logger.warning("transaction committed to a topic that is gone topic=%s", ending.topic)
+            if self._lost_pace.is_due(ending.topic):
+                logger.warning("transaction committed to a topic that is gone topic=%s", ending.topic)
         elif ending.is_commit:
             self.counters.committed += 1
             if not ending.is_open:

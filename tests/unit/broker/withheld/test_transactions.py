@@ -386,6 +386,19 @@ def test_the_log_has_a_line_a_minute_for_a_group_that_is_given_up(
     assert told[0].endswith("topic=T checks=15 total=1")
 
 
+def test_the_log_has_a_line_a_minute_for_a_topic_that_is_gone(
+    rig: MessagingRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each commit to it had a line, as many as the producer had transactions open."""
+    halves = [prepare(rig) for _ in range(20)]
+    rig.broker.delete_topic("T")
+    with caplog.at_level(logging.WARNING):
+        for half in halves:
+            end(rig, half)
+    assert rig.transactions.counters.dropped == 20
+    assert caplog.messages.count("transaction committed to a topic that is gone topic=T") == 1
+
+
 def test_questions_survive_a_restart_with_their_count(rig: MessagingRig) -> None:
     """Issue 4: back-check after a restart; the count is in the copies."""
     prepare(rig)
