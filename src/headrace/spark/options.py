@@ -55,6 +55,8 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1 << 10, "m"
 """Of sizes as Spark's own settings have them, other than ours (``settings.units``): a kb is 1024 bytes, in any case."""
 _DURATIONS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _NO_MOST: Final = 10**18
+_LONG: Final = re.compile("[0-9]{16}")
+"""What may be above that: only then the bound is told, which says nothing to who wrote a letter."""
 _ALL_TAGS: Final = "*"
 _SYSTEM_PREFIXES: Final = (RESERVED_PREFIX, "rmq_sys_")
 
@@ -73,7 +75,7 @@ def _digits(text: str) -> int:
 
 
 def _size_bytes(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.lower())
+    match = re.fullmatch(r"([0-9]{1,19})\s*([a-z]*)", text.lower())
     if match is None or match[2] not in _UNITS:
         raise ValueError(text)
     return int(match[1]) * _UNITS[match[2]]
@@ -138,7 +140,8 @@ def number(
         except (ValueError, ConfigError):
             found = least - 1
         if not least <= found <= most:
-            raise ConfigError(f"option {name} is {what} {bounds}, not {text!r}", key=name)
+            accepted = f"within {least}..{most}" if found > most or _LONG.match(text) else bounds
+            raise ConfigError(f"option {name} is {what} {accepted}, not {text!r}", key=name)
         return found
 
     return read

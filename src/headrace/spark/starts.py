@@ -8,9 +8,10 @@ Used for batches, and for a stream's very first batch. All of it happens on the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from headrace.errors import ConfigError
 from headrace.format.record import check, decode
@@ -140,18 +141,31 @@ def _require_known(option: str, given: QueueMap, snapshot: Snapshot) -> None:
             raise ConfigError(f"option {option} needs topics: {{topic: {{broker: {{queue: offset}}}}}}", key=option)
         if topic not in topics:
             raise ConfigError(
-                f"option {option} names topic {topic!r}, which is not read{suggest(topic, topics)}", key=option
+                f"option {option} names topic {topic!r}, which is not read{suggest(topic, topics)}; read are "
+                f"{_listed(sorted(topics))}",
+                key=option,
             )
         if broker not in snapshot:
             raise ConfigError(
                 f"option {option} names broker {broker!r}{suggest(broker, snapshot)}; there are {', '.join(snapshot)}",
                 key=option,
             )
-        if queue_id not in _queues(snapshot, broker, topic):
+        queues = _queues(snapshot, broker, topic)
+        if queue_id not in queues:
             raise ConfigError(
-                f"option {option} names queue {queue_id} of topic {topic!r} on broker {broker!r}, which is not read",
+                f"option {option} names queue {queue_id} of topic {topic!r} on broker {broker!r}, which is not read; "
+                f"read are {_listed(sorted(queues))}",
                 key=option,
             )
+
+
+def _listed(found: Sequence[object]) -> str:
+    """Return names or numbers for an error, those of a pattern of thousands of topics in part."""
+    more = f" and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
+    return ", ".join(map(str, found[:_MAX_LISTED])) + more if found else "none"
+
+
+_MAX_LISTED: Final = 40
 
 
 def _require_assigned(options: ReadOptions, snapshot: Snapshot, view: ServersView | None) -> None:

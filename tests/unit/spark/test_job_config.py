@@ -88,6 +88,8 @@ def test_an_empty_list_is_no_way_to_say_all():
             make(to="/x", topics=empty)
     with pytest.raises(ConfigError, match=r"--topics .*: a value is needed"):
         Example.parse({"to": "/x", "topics": ("",)})
+    with pytest.raises(ConfigError, match="--topics 'a,': a value"):  # as it was typed, not as Python shows a list
+        make(to="/x", topics=["a", ""])
     assert make(to="/x", topics=()).topics == ()
 
 
@@ -221,6 +223,13 @@ def test_servers_are_checked_before_spark_starts(servers):
     with pytest.raises(ConfigError, match=r"--servers '.*': .*(is no address: it is host:port|name a registry)"):
         JobConfig(servers=servers)
     assert JobConfig(servers="a:1, b:2").servers == "a:1, b:2"
+
+
+@pytest.mark.parametrize(("name", "says"), [("dedup", ", or --archive DIR$"), ("stats", r"\(the brokers are asked\)$")])
+def test_an_archive_is_named_where_it_may_be_read_instead(name, says):
+    given = {"--to": "/x"}
+    with pytest.raises(ConfigError, match=f"either --store DIR .*{says}"):
+        load_job(name).config.parse(given).validate()
 
 
 def test_exactly_one_source(tmp_path):

@@ -118,6 +118,15 @@ def test_a_number_that_is_not_0_is_asked_for_as_such(text):
         ReadOptions.parse({"servers": "a:1", "topics": "t", "batchRows": text})
 
 
+@pytest.mark.parametrize("name", ["batchRows", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "retries"])
+@pytest.mark.parametrize("text", [str(2**63 - 1), str(10**18 + 1), "9" * 40])
+def test_a_number_that_is_too_large_is_told_as_that(name, text):
+    """\"A whole number from 1 on, not 9223372036854775807\"."""
+    with pytest.raises(ConfigError, match=rf"{name} is a .* within [01]\.\.1000000000000000000, not '{text}'"):
+        ReadOptions.parse({"servers": "a:1", "topics": "t", name: text})
+    ReadOptions.parse({"servers": "a:1", "topics": "t", name: str(10**18)})
+
+
 @pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxRecordsPerPartition"])
 @pytest.mark.parametrize("place", [{"servers": "a:1"}, {"store": "/data"}])
 def test_counts_of_messages_do_not_go_with_logs(name, place):

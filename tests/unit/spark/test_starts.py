@@ -153,9 +153,9 @@ def test_offsets_of_a_queue(option: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"u": {BROKER: {"0": 45}}}, "names topic 'u', which is not read"),
+        ({"u": {BROKER: {"0": 45}}}, "names topic 'u', which is not read; read are t$"),
         ({"t": {"c": {"0": 45}}}, "names broker 'c'.*; there are b$"),
-        ({"t": {BROKER: {"1": 45}}}, "names queue 1 of topic 't' on broker 'b', which is not read"),
+        ({"t": {BROKER: {"1": 45}}}, "names queue 1 of topic 't' on broker 'b', which is not read; read are 0$"),
     ],
 )
 def test_offsets_of_what_is_not_read_are_named(option: str, given: Any, says: str) -> None:

@@ -146,7 +146,8 @@ class JobOption:
         try:
             read = self._convert(value)
         except ConfigError as error:
-            raise ConfigError(f"{self.flag} {value!r}: {error}", key=self.name) from None
+            shown = ",".join(value) if self.is_list and _is_texts(value) else value
+            raise ConfigError(f"{self.flag} {shown!r}: {error}", key=self.name) from None
         self._check_range(read)
         return read
 
@@ -316,8 +317,9 @@ class JobConfig:
             ConfigError: it names none or both, or a store that is none: said before Spark is started.
         """
         if bool(self.servers) == (self.store is not None):
+            archive = ", or --archive DIR" if hasattr(self, "archive") else ""
             raise ConfigError(
-                "name either --store DIR (its files are read) or --servers HOST:PORT (the brokers are asked)",
+                f"name either --store DIR (its files are read) or --servers HOST:PORT (the brokers are asked){archive}",
                 key="store",
             )
         require_store(self.store, "store")
@@ -426,6 +428,10 @@ def _read_list(value: Any) -> tuple[str, ...]:
     if "" in items or (not items and isinstance(value, str)):
         raise ConfigError(EMPTY)
     return tuple(dict.fromkeys(items))
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
 def _split(text: Any) -> list[str]:
