@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,25 @@ def test_two_writes_of_a_micro_batch_need_two_identities(
     rows = spark.readStream.schema("body string, tags string").parquet(str(files))
     query = rows.writeStream.foreachBatch(save_batch).option("checkpointLocation", str(tmp_path / "c")).start()
     assert "a txn_id of its own" in refusal(lambda: query.awaitTermination(60))
+
+
+def test_write_batch_works_in_threads_of_the_caller(spark: Any, broker: testing.RunningBroker) -> None:
+    """Spark looks for the format in the thread's own session, which a thread that Python made has not."""
+    from headrace.spark import write_batch
+
+    def write(topic: str, semantics: str) -> None:
+        rows = numbered(spark, 10)
+        write_batch(rows, 1, txn_id=topic, servers=broker.registry, topic=topic, semantics=semantics)
+
+    def write_plainly() -> None:
+        spark.createDataFrame([], "none INT")
+        save(numbered(spark, 10), broker, "threads-plain")
+
+    with ThreadPoolExecutor(4) as pool:
+        written = [pool.submit(write, f"threads-{mode}", mode) for mode in MODES]
+        for future in [*written, pool.submit(write_plainly)]:
+            future.result(60)
+    assert all(bodies(broker.registry, f"threads-{name}") == expected(10) for name in [*MODES, "plain"])
 
 
 def test_write_batch_outside_of_a_stream_needs_an_identity(spark: Any, broker: testing.RunningBroker) -> None:

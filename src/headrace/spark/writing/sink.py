@@ -95,6 +95,7 @@ def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **op
     _require_no_speculation(is_numbered(given, columns), session.conf.get(SPECULATION, "false"))
     txn = txn_id or _local_property(session, QUERY_ID)
     if not txn and given.semantics == AT_LEAST_ONCE:
+        _settle_thread(session)
         writer.save()  # only the keys that it makes hang on who it is
         return
     if not txn:
@@ -110,8 +111,19 @@ def write_batch(df: DataFrame, batch_id: int, *, txn_id: str | None = None, **op
             "a function a txn_id of its own",
             key="txnId",
         )
+    _settle_thread(session)
     writer.option("txnId", txn).option("epoch", str(batch_id)).save()
     _batches[identity] = written
+
+
+def _settle_thread(session: SparkSession) -> None:
+    """Make the session this thread's, where the thread has none: the caller's own, which writes several topics at once.
+
+    Spark looks for the Python source that it is to write with in the session of the thread alone, and does not find it
+    in a thread that it did not make: DATA_SOURCE_NOT_FOUND. ``createDataFrame`` is what sets it, by the way.
+    """
+    if SparkSession.getActiveSession() is None:
+        session.createDataFrame([], "none INT")
 
 
 _batches: dict[tuple[str, str | None], tuple[str | None, int]] = {}

@@ -25,7 +25,9 @@ class Rows:
         self.saved = 0
         context = SimpleNamespace(getLocalProperty={QUERY_ID: "q", RUN_ID: run}.get)
         self.sparkSession = SimpleNamespace(
-            conf=SimpleNamespace(get=lambda key, default: default), sparkContext=context
+            conf=SimpleNamespace(get=lambda key, default: default),
+            sparkContext=context,
+            createDataFrame=lambda rows, schema: None,
         )
 
     @property
