@@ -43,6 +43,19 @@ class NoThreadError(HeadraceError):
         )
 
 
+class NoLoopError(HeadraceError):
+    """The system refuses this process what an event loop needs: a descriptor, memory, or one more socket to watch."""
+
+    def __init__(self, error: OSError) -> None:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            remedy = remedy_for(error)
+        elif error.errno == errno.ENOSPC:
+            remedy = "raise fs.epoll.max_user_watches (sysctl)"
+        else:
+            remedy = "see to the limits of this user and container"
+        super().__init__(f"the event loop cannot run: {error.strerror or error}; {remedy}")
+
+
 class ProtocolError(HeadraceError):
     """The peer broke the wire protocol.
 

@@ -14,12 +14,12 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import headrace
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, NoLoopError
 
 if TYPE_CHECKING:
     import asyncio
@@ -217,6 +217,25 @@ def leave_at_signals() -> None:
 
     for number in stop_signals():
         signal.signal(number, leave)
+
+
+@contextlib.contextmanager
+def loop_refusals() -> Iterator[None]:
+    """Have what the system refuses the event loop, which names no file, said with its remedy.
+
+    Raises:
+        NoLoopError: it did.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # uvloop takes a loop that could not begin for one that runs: closing it fails, and hides why it did not.
+        refusal: BaseException | None = error
+        while refusal is not None and not isinstance(refusal, OSError):
+            refusal = refusal.__context__
+        if refusal is None or refusal.filename is not None:
+            raise
+        raise NoLoopError(refusal) from error
 
 
 def stop_at_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:

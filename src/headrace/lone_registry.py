@@ -24,7 +24,7 @@ from headrace.admin.sources import MetricSources
 from headrace.broker.access import open_rules
 from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError
-from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
+from headrace.foreground import ReadyFile, announce, loop_refusals, spell, stop_at_signals
 from headrace.net.address import format_address
 from headrace.net.http import HttpLimits, HttpListener
 from headrace.net.listener import raise_file_limit
@@ -232,7 +232,7 @@ def run_registry(settings: Settings, *, free_ports: bool, ready_file: Path | Non
     registry = LoneRegistry(settings, free_ports=free_ports)
     registry.open(ready.clear)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with loop_refusals(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(registry, ready))
     finally:
         ready.remove()

@@ -32,7 +32,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.parts import BrokerParts
 from headrace.clock import LoopClock
 from headrace.errors import ConfigError, StoreError, StoreLockedError, remedy_for
-from headrace.foreground import ReadyFile, announce, spell, stop_at_signals
+from headrace.foreground import ReadyFile, announce, loop_refusals, spell, stop_at_signals
 from headrace.lock_file import release_lock
 from headrace.net.address import born_of, format_address, own_name, parse_address, parse_registries, told_host
 from headrace.net.deadlines import call_behind_reads
@@ -486,6 +486,7 @@ def run_node(settings: Settings, *, free_ports: bool, ready_file: Path | None) -
     node.open(ready.clear)
     try:
         with (
+            loop_refusals(),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             mmap.mmap(-1, RESERVE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as reserve,
         ):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from headrace.foreground import LogOutput, ReadyFile, announce
+from headrace.errors import NoLoopError
+from headrace.foreground import LogOutput, ReadyFile, announce, loop_refusals
 
 
 def test_a_ready_file_is_taken_away_by_who_wrote_it(tmp_path: Path) -> None:
@@ -64,3 +68,40 @@ def test_an_output_that_is_no_file_takes_the_text(caplog: pytest.LogCaptureFixtu
         announce("ready")
     assert output.getvalue() == "ready\n"
     assert caplog.messages == []
+
+
+_CANNOT_BEGIN = """
+import asyncio, os, resource, uvloop
+from headrace.foreground import loop_refusals
+try:
+    with loop_refusals(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        loop = runner.get_loop()
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, lowest_free))
+        loop.run_forever()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_loop_that_cannot_begin_is_told_in_one_sentence() -> None:
+    """The loop's end hid the reason: "Cannot close a running event loop", behind three tracebacks."""
+    told = subprocess.run([sys.executable, "-c", _CANNOT_BEGIN], capture_output=True, text=True, check=True, timeout=60)
+    sentence = "the event loop cannot run: Too many open files; raise the limit of open files (ulimit -n)"
+    assert told.stdout == f"NoLoopError {sentence}\n"
+
+
+def test_a_loop_that_cannot_be_made_is_told_in_one_sentence() -> None:
+    """It was "Too many open files" alone."""
+    with pytest.raises(NoLoopError, match="ulimit -n"), loop_refusals():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # of uvloop.new_event_loop
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a bug"), OSError(errno.EIO, "Input/output error", "ready.json")], ids=["bug", "file"]
+)
+def test_what_is_not_the_loops_stays_what_it_is(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, loop_refusals():
+        raise error
+    assert caught.value is error
