@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, TypeVar
 from headrace.broker.data_version import DataVersion
 from headrace.errors import SideFileError
 from headrace.format import fastjson
-from headrace.format.side_file import is_special, open_anew, sync_folder
+from headrace.format.side_file import is_special, naming, open_anew, sync_folder
 from headrace.lock_file import require_in_place
 from headrace.log_pace import Trouble
 
@@ -181,7 +181,8 @@ def read_config(path: Path, find_fault: FindFault | None = None) -> tuple[Any, s
     if is_special(path):
         return None, "no regular file"
     try:
-        raw = path.read_bytes()
+        with naming(path):
+            raw = path.read_bytes()
     except FileNotFoundError:
         # On a disk that is not mounted: not missing, and to begin without it would lose what it holds.
         leads_nowhere = path.is_symlink() or (path.parent.is_symlink() and not path.parent.exists())

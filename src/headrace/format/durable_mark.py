@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from headrace.format.side_file import is_special
+from headrace.format.side_file import is_special, naming
 
 SLOT: Final = struct.Struct(">qqII")
 MARK_BYTES: Final = 2 * SLOT.size
@@ -22,7 +22,8 @@ _DAMAGED: Final = b"\xff"
 def read_mark(path: Path) -> bytes | None:
     """Return the bytes of a mark, None where there is none; those of a damaged one where something else is."""
     try:
-        return _DAMAGED if is_special(path) else path.read_bytes()
+        with naming(path):
+            return _DAMAGED if is_special(path) else path.read_bytes()
     except FileNotFoundError:
         return None
 

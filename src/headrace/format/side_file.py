@@ -139,7 +139,7 @@ def read_side_file(path: Path, kind: str, remedy: str) -> Any:
         file = path.open("rb")
     except FileNotFoundError:
         return None
-    with file:
+    with file, naming(path):
         header = file.readline(MAX_HEADER_BYTES)
         fields = header.rstrip(b"\n").split(b" ")
         if not header.endswith(b"\n") or len(fields) != 5 or fields[0] != b"headrace" or fields[1] != kind.encode():

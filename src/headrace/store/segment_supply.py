@@ -17,7 +17,7 @@ from headrace.errors import (
     remedy_for,
 )
 from headrace.format.names import segment_name
-from headrace.format.side_file import sync_folder
+from headrace.format.side_file import naming, sync_folder
 from headrace.lock_file import require_in_place
 from headrace.settings import StoreSettings
 from headrace.settings.folder import nearest_folder
@@ -72,7 +72,7 @@ def is_unfinished(path: Path, segment_bytes: int) -> bool:
     """Whether a file was still being allocated when its process was killed: it is too short, and all zeros."""
     if not path.is_file() or path.stat().st_size >= segment_bytes:
         return False
-    with path.open("rb") as file:
+    with path.open("rb") as file, naming(path):
         return not any(file.read(4096))
 
 

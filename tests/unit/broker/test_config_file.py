@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.config_file import RETRY_MS, Build, ConfigFile, FileWriter
+from headrace.broker.config_file import RETRY_MS, Build, ConfigFile, FileWriter, read_config
 from headrace.errors import SideFileError
 from tests.support.config_files import BrokenConfigFile, Jobs
 
@@ -298,3 +298,11 @@ def test_a_link_that_leads_nowhere_is_not_taken_for_a_missing_file(tmp_path: Pat
     with pytest.raises(SideFileError, match="a link that leads nowhere"):
         ConfigFile(folder, "consumerOffset.json").load()
     assert link.is_symlink()
+
+
+def test_a_file_that_the_disk_does_not_read_is_named(tmp_path: Path) -> None:
+    """A start that was refused for one of them said "Input/output error" of no file."""
+    path = tmp_path / "subscriptionGroup.json"
+    path.symlink_to("/proc/self/mem")  # nothing is mapped at its beginning
+    with pytest.raises(OSError, match=r"Input/output error: .*subscriptionGroup\.json"):
+        read_config(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from headrace.errors import SideFileError
+from headrace.format.durable_mark import read_mark
 from headrace.format.side_file import MAX_INDENTED, read_side_file, write_side_file
 
 
@@ -164,3 +166,12 @@ def test_a_replacement_is_on_the_disk_before_it_has_its_name(tmp_path: Path, mon
     monkeypatch.setattr(Path, "replace", note_replace)
     write_side_file(tmp_path / "x.json", "x", "payload")
     assert steps == ["sync x.json.new: 1", "rename x.json.new", f"sync {tmp_path.name}: folder"]
+
+
+@pytest.mark.parametrize("read", [lambda path: read_side_file(path, "x", "move it"), read_mark], ids=["json", "mark"])
+def test_a_file_that_the_disk_does_not_read_is_named(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    """The system names a file where it is opened, and none where it is read: a start told nobody which it was."""
+    path = tmp_path / "x.json"
+    path.symlink_to("/proc/self/mem")  # nothing is mapped at its beginning
+    with pytest.raises(OSError, match=r"Input/output error: .*x\.json"):
+        read(path)
