@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 RETRY_MS: Final = 1000
 """Time until the index tries again what the disk refused."""
 
+MAX_PATIENCE_MS: Final = 60_000
+"""Longest time between two times that damaged files are made anew; it begins with RETRY_MS, and doubles each time."""
+
 _STEPS_PER_JOB: Final = 8
 _MAX_UNFINISHED: Final = 2
 """Full files whose slots may wait in memory for the disk."""
@@ -85,7 +88,9 @@ class IndexFolder:
         self._epochs = epochs
         self._files: list[IndexFile] = []
         self._newest_name = ""
-        self._damaged: list[IndexFile] = []
+        self._damaged: dict[IndexFile, str] = {}  # with what is wrong with them
+        self._patience_ms = 0
+        self._give_up_at_ms = 0  # not before: where the disk cannot read what is made, that would never end
         self._loading: tuple[IndexFile | None, int, int] | None = None
         self._job: Future[None] | None = None  # a note or files to finish
         self._is_working = False  # the thread adds keys, or is going to
@@ -130,10 +135,9 @@ class IndexFolder:
         active = self.keys.active
         return [file for file in self._files if file.has_slots and file is not active]
 
-    def report_damage(self, file: IndexFile) -> None:
+    def report_damage(self, file: IndexFile, reason: str) -> None:
         """Have a file that was found damaged, and all newer ones, made anew: from any thread."""
-        if file not in self._damaged:
-            self._damaged.append(file)
+        self._damaged.setdefault(file, reason)
 
     def wait_live(self, timeout_s: float = 60.0) -> None:
         """Wait until the whole log is indexed. Blocks: for tests and tools.
@@ -321,15 +325,23 @@ class IndexFolder:
         self.keys.stop_live()
         if self._is_working:
             return  # the thread is adding keys; later
-        damaged, self._damaged = self._damaged, []
+        damaged, self._damaged = self._damaged, {}
         first = next((number for number, file in enumerate(self._files) if file in damaged), None)
         if first is None:
             return
         given_up, self._files = self._files[first:], self._files[:first]
         self._mark = None
-        self._lose(given_up, "entries or slots that cannot be")
+        self._wait_longer()
+        self._lose(given_up, damaged[given_up[0]])
         self._loading = None, given_up[0].begin_offset, COUNT_AHEAD
         self._start_work()
+
+    def _wait_longer(self) -> None:
+        """Put off the next time: the longer, the sooner it comes behind this one."""
+        now = self._clock.monotonic_ms()
+        is_again = now < self._give_up_at_ms + MAX_PATIENCE_MS
+        self._patience_ms = min(self._patience_ms * 2, MAX_PATIENCE_MS) if is_again and self._patience_ms else RETRY_MS
+        self._give_up_at_ms = now + self._patience_ms
 
     def _lose(self, files: list[IndexFile], reason: str) -> None:
         for file in files:
@@ -342,7 +354,7 @@ class IndexFolder:
     def tick(self) -> None:
         """Do what is due: catching up again, notes, files to remove. On the loop, about every 100 ms."""
         now = self._clock.monotonic_ms()
-        if self._damaged:
+        if self._damaged and now >= self._give_up_at_ms:
             self._give_up_damaged()
         self._drop_old()
         is_idle = self._job is None or self._job.done()
@@ -357,7 +369,7 @@ class IndexFolder:
             self._note_when_due(now)
 
     def _note_when_due(self, now: int) -> None:
-        if self._is_doubtful:
+        if self._is_doubtful or self._damaged:
             return
         if self._mark is None and self._is_note_due(now):
             try:

@@ -112,6 +112,7 @@ class KeySearch:
         """Yield the physical offsets of entries with that hash, newest first."""
         begin_ms, end_ms = (0, MAX_MS) if query.unique else (query.begin_ms, query.end_ms)
         for age, file in enumerate(reversed(self._index.files)):
+            reason = "entries or slots that cannot be"
             if file.count <= 1 or file.begin_ms > end_ms or file.end_ms + 999 < begin_ms:
                 continue
             try:
@@ -122,13 +123,13 @@ class KeySearch:
             except OSError as error:
                 if error.errno not in _LOST:
                     raise
-                number = DAMAGED
+                number, reason = DAMAGED, str(error.strerror)
             finally:
                 if age >= _KEEP_OPEN:
                     file.release()
             if number == DAMAGED and file in self._index.files:
                 found.is_complete = False
-                self._index.report_damage(file)
+                self._index.report_damage(file, reason)
 
     def _place(self, offset: int) -> tuple[Segment, int] | None:
         """Return where a record should be; None where the log has none."""

@@ -17,6 +17,7 @@ from headrace.format.side_shapes import IndexNote
 from headrace.store import index_folder
 from headrace.store.index import key_hash
 from headrace.store.index_file import file_bytes
+from headrace.store.index_folder import MAX_PATIENCE_MS
 from headrace.store.index_note import name_of_time
 from tests.support.index_reference import ReferenceIndex, index_hash, java_hash
 from tests.support.indexes import SMALL, find, index_files, note_index, properties, put, require_whole
@@ -253,6 +254,32 @@ def test_a_damaged_file_is_made_anew(small: StoreBench) -> None:
     found = find(small, "T", "all")
     assert (found.offsets, found.is_complete) == (offsets[::-1], True)
     assert small.store.index.counters.damaged_files == len(before) - 1
+
+
+def test_files_that_are_damaged_again_and_again_are_made_anew_ever_more_rarely(
+    small: StoreBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that does not read what is made had the log indexed ten times a second, with a line for each file."""
+    offsets = [put(small, "T", "all", f"U{n}") for n in range(60)]
+    index = small.store.index
+    index.wait_live()
+
+    made_anew_at = []
+    for tick in range(200):
+        index.report_damage(index.files[0], "Input/output error")  # as a query does
+        before = index.counters.damaged_files
+        small.store.tick()
+        index.wait_live()
+        if index.counters.damaged_files > before:
+            made_anew_at.append(tick / 10)
+        small.clock.advance_ms(100)
+    assert made_anew_at == [0, 1, 3, 7, 15]
+    assert "reason=Input/output error" in caplog.text
+    small.clock.advance_ms(MAX_PATIENCE_MS)
+    small.store.tick()
+    index.wait_live()
+    found = find(small, "T", "all")
+    assert (found.offsets, found.is_complete) == (offsets[::-1], True)
 
 
 def test_an_entry_that_names_itself_is_damage(small: StoreBench) -> None:
