@@ -16,6 +16,7 @@ from headrace.broker.exactly_once.producer_services import ProducerLimits
 from headrace.broker.parts import BrokerParts
 from headrace.broker.topic import PERM_READ, PERM_WRITE
 from headrace.broker.withheld.retry import DeadLetter, RetryRules
+from headrace.log_pace import LogPace
 from headrace.net.webhook import Webhook
 from headrace.remoting.broker_config import BrokerConfig
 from headrace.remoting.codec import Limits
@@ -65,6 +66,7 @@ class Services:
         key_queries: Queries by key that are running.
         long_answers: Those that are gathered in turns of the loop.
         readers: What the requests of bulk readers share.
+        read_pace: When each kind of request whose read the system refuses was logged.
         statistics_records: Who writes down what was counted; None when nobody does.
         webhook: Who is told of dead letters; None when nobody is.
     """
@@ -106,6 +108,7 @@ class Services:
         self.config = BrokerConfig(self)
         self.long_answers = LongAnswers(lambda call: broker.store.notify(call))
         self.readers = Readers(broker)
+        self.read_pace = LogPace(broker.clock)
         self.key_queries = 0
         self.producers.staged.on_delivered = partial(self.count_put, host="")
         messages.transactions.has_producer = lambda group, topic: pick_producer(self, group, topic) is not None

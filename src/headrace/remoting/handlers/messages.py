@@ -120,7 +120,7 @@ def query_message(peer: Peer, command: Command) -> Reply | None:
 
     def found(job: Future[KeyMatches]) -> None:
         services.key_queries -= 1
-        reply = _query_failure(job)
+        reply = _query_failure(services, job)
         if reply is None:
             matches = job.result()
             try:
@@ -134,12 +134,13 @@ def query_message(peer: Peer, command: Command) -> Reply | None:
     return None
 
 
-def _query_failure(job: Future[KeyMatches]) -> Reply | None:
+def _query_failure(services: Services, job: Future[KeyMatches]) -> Reply | None:
     """Return the response to a query that failed, None when it did not."""
     error = job.exception() if not job.cancelled() else StoreClosedError("the store is closed")
     if error is None:
         return None
-    logger.error("query by key failed error=%s", error)
+    if services.read_pace.is_due("query"):
+        logger.error("query by key failed error=%s", error)
     return Reply(ResponseCode.SYSTEM_ERROR, f"messages with a key cannot be looked for: {error}")
 
 

@@ -200,7 +200,8 @@ class ReaderStream:
 
     def _answer_log(self, read: LogRead, ext: dict[str, int], piece: LogRange, error: BaseException | None) -> None:
         if error is not None:
-            logger.error("log not read path=%s position=%d error=%s", piece.segment.path, piece.position, error)
+            if self._services.read_pace.is_due(piece.segment.path):
+                logger.error("log not read path=%s position=%d error=%s", piece.segment.path, piece.position, error)
             self._connection.answer(
                 read.command, Reply(ResponseCode.SYSTEM_ERROR, f"the log cannot be read at {read.offset}: {error}")
             )

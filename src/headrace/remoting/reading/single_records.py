@@ -84,7 +84,8 @@ def answer_when_read(
                 done.result()
             reply = work()
         except OSError as error:
-            logger.error("record not read error=%s", error)
+            if services.read_pace.is_due("record"):
+                logger.error("record not read error=%s", error)
             reply = Reply(ResponseCode.SYSTEM_ERROR, f"the log cannot be read: {error}")
         except Exception as error:  # noqa: BLE001  # a bug is logged with its traceback there
             reply = peer.reply_to(error, command.code)
