@@ -114,10 +114,21 @@ async def listen(
 
     Returns:
         The listening server and its address as bound.
+
+    Raises:
+        ConfigError: the system does not let the socket listen.
     """
     bound = bind(where) if isinstance(where, str) else where
     _keep_alive(bound)
     name = bound.getsockname()
+    try:
+        bound.listen(_BACKLOG)  # uvloop closes a socket that cannot, and says nothing
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            f"cannot listen on {format_address(name)}: {error.strerror}; choose another address, or stop the program "
+            "that listens there"
+        ) from error
     server = await asyncio.get_running_loop().create_server(
         _accepting_more(bound, factory), sock=bound, backlog=_BACKLOG
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 import socket
@@ -145,6 +146,21 @@ def test_connections_that_wait_are_accepted_together_where_turns_are_long(turn_s
         await asyncio.sleep(0.01)
         for peer in [*clients, *made]:
             peer.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+def test_a_socket_that_cannot_listen_is_refused():
+    """It was bound while nobody listened there yet: uvloop closed it without a word, and the broker was ready."""
+
+    async def run():
+        with contextlib.closing(bind("127.0.0.1:0")) as other:
+            ours = new_socket("127.0.0.1")
+            ours.bind(other.getsockname())
+            other.listen()
+            with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use; choose"):
+                await listen(ours, asyncio.Protocol, protocol="test")
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
