@@ -48,7 +48,9 @@ def _check_file(
     """Return what is wrong with one file and what comes of it, None when nothing is."""
     path = reader.directory.index / noted.name
     is_newest = noted is note.files[-1]
-    is_finished = not is_newest or (report.state == CLOSED and noted.slots_count == noted.count)
+    # A note that the stop could not write is from before: the file has gone on, and a start makes its slots anew.
+    is_of_the_end = report.state == CLOSED and note.physical_offset >= report.log.end_offset
+    is_finished = not is_newest or (is_of_the_end and noted.slots_count == noted.count)
     try:
         if path.stat().st_size != file_bytes(note.slot_count, note.capacity):
             return f"it is not {file_bytes(note.slot_count, note.capacity)} bytes long", _ANEW

@@ -237,6 +237,26 @@ def test_an_older_copy_of_the_newest_file_is_made_anew(
     require_whole(small)
 
 
+def test_a_note_that_the_stop_could_not_write_is_no_damage(small: StoreBench, caplog: pytest.LogCaptureFixture) -> None:
+    """The checker held the slots to the note from before, and had the file removed; a start needs no such help."""
+    offsets = fill(small, 10)
+    small.close()
+    small.open()
+    small.store.index.wait_live()
+    offsets += fill(small, 10, 100)
+    in_the_way = small.store.directory.index_note.with_name("index.json.new")
+    in_the_way.mkdir()
+    small.close(whole=False)
+    assert "key index not written" in caplog.text
+    in_the_way.rmdir()
+    assert small.check().damage == []
+    small.open()
+    small.store.index.wait_live()
+    assert "damaged" not in caplog.text
+    assert find(small, "T", "all").offsets == offsets[::-1]
+    require_whole(small)
+
+
 def test_new_entries_in_the_place_of_lost_ones_are_no_damage(
     small: StoreBench, caplog: pytest.LogCaptureFixture
 ) -> None:
