@@ -437,6 +437,7 @@ class Node:
             self.broker.close()
         finally:
             self.store.close()
+            self._close_sockets()  # those of a start that failed
 
 
 def _drop_call(call: Callable[[], None]) -> None:
@@ -453,8 +454,8 @@ def describe(node: Node, seconds: float) -> str:
 
 async def _serve(node: Node, ready_file: ReadyFile, began: float, reserve: mmap.mmap) -> None:
     stop_at_signals(asyncio.get_running_loop(), node.request_stop)
-    await node.start()
     try:
+        await node.start()  # behind one that fails the end is noted too: delayed messages may have been delivered
         # What lives now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()

@@ -258,3 +258,25 @@ def test_a_data_directory_that_is_no_text_is_spelled_where_it_is_shown(tmp_path:
         for address, path in ((running.admin, "/"), (running.nsq_http, "/config/data_path")):
             with urlopen(f"http://{address}{path}", timeout=10) as answer:
                 assert rb"\xff" in answer.read()
+
+
+@pytest.mark.parametrize("name", ["nsqlookupd_http", "nsq_tcp", "registry", "admin"])
+def test_a_start_that_cannot_listen_ends_in_good_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Delayed messages may have been delivered by then: behind a start that ended as a kill does they came again."""
+    start = Node.start
+
+    async def start_beside_another(node: Node) -> None:
+        host, port = node.listeners[name].rsplit(":", 1)
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind((host, int(port)))
+            other.listen()
+            await start(node)
+
+    monkeypatch.setattr(Node, "start", start_beside_another)
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        run_node(_settings(tmp_path), free_ports=True, ready_file=None)
+    assert not (tmp_path / "store" / "abort").exists(), "the end was noted"
+    assert "ERROR" not in caplog.text

@@ -198,7 +198,8 @@ class HttpListener:
         finally:
             listening.cancel()
         if self._task.done():
-            self._task.result()
+            task, self._task = self._task, None  # there is nothing to stop
+            task.result()
             raise InternalError(f"the HTTP server of {self.name} ended before it listened")
 
     async def stop(self) -> None:
