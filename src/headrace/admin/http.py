@@ -134,11 +134,13 @@ class AdminHttp:
                 metrics = await asyncio.to_thread(importlib.import_module, name)
             except RuntimeError:  # the system starts no more threads: better to hold the loop than to tell nothing
                 metrics = importlib.import_module(name)
-            except OSError as error:  # no file can be opened any more: tried again with the next request
+            # No file can be opened, or mapped, any more: tried again with the next request.
+            except (OSError, ImportError, MemoryError) as error:
                 self.counters.refusals["no_metrics"] += 1
                 if self._pace.is_due("no_metrics"):
                     logger.warning("metrics not available, tried again with the next scrape error=%s", error)
-                return _respond(f"not now: {error.strerror}\n".encode(), 503)
+                reason = getattr(error, "strerror", "") or str(error) or "no memory"
+                return _respond(f"not now: {reason}\n".encode(), 503)
             self._report = metrics.MetricsReport(self._sources)
         return _respond(await self._report.render(), media_type=METRICS_TYPE)
 

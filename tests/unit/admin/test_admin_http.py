@@ -227,18 +227,29 @@ def test_a_path_with_a_slash_behind_it_is_unknown_too(admin: Harness, path: str)
     assert admin.ask(path)[0] == 404
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Too many open files"),
+        (
+            ImportError("x.so: failed to map segment from shared object"),
+            "x.so: failed to map segment from shared object",
+        ),
+        (MemoryError(), "no memory"),
+    ],
+)
 def test_metrics_that_cannot_be_made_now_are_made_later(
-    admin: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    admin: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, reason: str
 ) -> None:
-    """Their code is read when they are first asked for; no file may be left for that. Counted, and logged once."""
+    """Their code is read when they are first asked for; no file, or memory, may be left for that. Logged once."""
 
     def fail(name: str) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr("headrace.admin.http.importlib.import_module", fail)
         for _ in range(3):
-            assert admin.ask("/metrics") == (503, "not now: Too many open files\n")
+            assert admin.ask("/metrics") == (503, f"not now: {reason}\n")
     assert admin.app.counters.refusals == {"no_metrics": 3}
     assert caplog.text.count("metrics not available") == 1
     assert admin.metrics()
