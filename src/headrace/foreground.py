@@ -219,6 +219,11 @@ def leave_at_signals() -> None:
         signal.signal(number, leave)
 
 
+_REFUSALS: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EAGAIN, errno.EPERM, errno.EACCES, errno.ENOSYS}
+)
+
+
 @contextlib.contextmanager
 def loop_refusals() -> Iterator[None]:
     """Have what the system refuses the event loop, which names no file, said with its remedy.
@@ -233,7 +238,7 @@ def loop_refusals() -> Iterator[None]:
         refusal: BaseException | None = error
         while refusal is not None and not isinstance(refusal, OSError):
             refusal = refusal.__context__
-        if refusal is None or refusal.filename is not None:
+        if refusal is None or refusal.filename is not None or refusal.errno not in _REFUSALS:
             raise
         raise NoLoopError(refusal) from error
 

@@ -206,12 +206,6 @@ class Node:
         """Start listening on what ``open`` bound."""
         self._loop = loop = asyncio.get_running_loop()
         store, broker = self.store, self.broker
-        store.notify = loop.call_soon_threadsafe
-        store.call_soon = loop.call_soon
-        loop.add_reader(store.commits.flusher.done_read, store.finish_flush)
-        broker.on_work = self._work_came
-        started_at_ms = self.clock.now_ms()
-        self.clock.begin()
         self._status = NodeStatus(
             version=headrace.__version__,
             data_dir=spell(store.directory.root.resolve()),
@@ -219,6 +213,12 @@ class Node:
             unready=lambda: store.why_elsewhere,
             listeners=self.listeners,
         )
+        store.notify = loop.call_soon_threadsafe
+        store.call_soon = loop.call_soon
+        loop.add_reader(store.commits.flusher.done_read, store.finish_flush)
+        broker.on_work = self._work_came
+        started_at_ms = self.clock.now_ms()
+        self.clock.begin()
         nsq_facts = self._nsq_facts(started_at_ms)
         # Before anybody is served: the rest waits for registries, for up to two seconds.
         self._tick()

@@ -99,7 +99,9 @@ def test_a_loop_that_cannot_be_made_is_told_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("a bug"), OSError(errno.EIO, "Input/output error", "ready.json")], ids=["bug", "file"]
+    "error",
+    [RuntimeError("a bug"), OSError(errno.EMFILE, "Too many open files", "f.json"), ConnectionResetError(104, "reset")],
+    ids=["bug", "file", "peer"],
 )
 def test_what_is_not_the_loops_stays_what_it_is(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, loop_refusals():
