@@ -494,16 +494,21 @@ def test_a_flag_that_does_not_fit_is_told_what_does() -> None:
         encoder.feed(rows)
 
 
-@pytest.mark.parametrize("column", ["tags", "keys", "sharding_key", "region", "properties"])
+@pytest.mark.parametrize("column", ["tags", "keys", "sharding_key", "region", "zone", "properties"])
 def test_the_column_that_makes_properties_too_long_is_named(column: str) -> None:
-    """Not the key that a row gets, for which there is no room any more."""
-    long = "x" * (MAX_PROPERTIES - 50)
-    value = {"keys": [long], "properties": [("long", long), ("b", "c")]}.get(column, long)
-    row = {"topic": "t", "body": b"x", "tags": "t", "keys": ["k"], "properties": [("a", "b")]} | {column: value}
-    encoder = Encoder(ROLES, EXTRAS, resolve, key_prefix=PREFIX)
+    """Where the key that a row gets has no room any more, the longest of the others is, not the key."""
+    schema = SCHEMA.append(pa.field("zone", pa.string()))
+    extras = [*EXTRAS, ("zone", schema.get_field_index("zone"))]
+    others = {"tags": "t" * 90, "keys": ["k" * 45] * 2, "sharding_key": "s" * 90, "region": "r" * 90, "zone": "z" * 90}
+    others["properties"] = [("a" * 45, "b" * 30)]
+    short = {"topic": "t", "body": b"x", **dict.fromkeys(others), "keys": ["k"] * 5, "properties": [("a", "b")] * 3}
+    long = "x" * (MAX_PROPERTIES - 600)
+    value = {"keys": [long, "k"], "properties": [("long", long)]}.get(column, long)
+    whole = pa.RecordBatch.from_pylist([short, short, short | others | {column: value}], schema=schema)
+    encoder = Encoder(ROLES, extras, resolve, key_prefix=b"p" * 128)
     with pytest.raises(InvalidRowError, match="makes the properties") as caught:
-        encoder.feed(pa.RecordBatch.from_pylist([row], schema=SCHEMA))
-    assert caught.value.column == column
+        encoder.feed(whole.slice(1))
+    assert (caught.value.row, caught.value.column) == (1, column)
 
 
 def test_a_topic_that_is_no_text_is_named() -> None:
