@@ -55,9 +55,11 @@ help: ## list the targets
 
 # The environment ------------------------------------------------------------------------------------------------------
 
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+  echo "Headrace needs Python 3.11 or newer and $(PYTHON) is not: name one with PYTHON=/path/to/python3." >&2; exit 1; }
+
 $(VENV)/.made:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "Headrace needs Python 3.11 or newer and $(PYTHON) is not: name one with PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(CHECK_PYTHON)
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: apt-get install python3-venv)." >&2; exit 1; }
 	@compiler=$$(set -- $${CC:-cc}; echo "$$1"); command -v "$$compiler" >/dev/null || { \
@@ -110,7 +112,8 @@ demo-java: $(VENV)/.extra-demo
 	@XDG_CACHE_HOME=$(HERE)/.cache $(BIN)/python -c 'from headrace.spark import java_home; java_home()' 2>/dev/null || $(MAKE) --no-print-directory $(VENV)/.extra-spark-java
 
 demo: ## flights (NSQ) and weather (RocketMQ) joined by Spark while the broker is killed half-way: a few minutes
-	@$(PYTHON) demo/prepare.py "$(MAKE)"
+	@test -e $(VENV)/.made || $(CHECK_PYTHON)
+	@$(if $(wildcard $(VENV)/.made),$(BIN)/python,$(PYTHON)) demo/prepare.py "$(MAKE)"
 	@$(BIN)/python -m demo
 
 # Checks ---------------------------------------------------------------------------------------------------------------

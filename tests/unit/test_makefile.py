@@ -34,11 +34,15 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def make(folder: Path, *arguments: str, **environment: str) -> str:
-    """Run make as a person would, also where make runs the tests; return what it said."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+def environment() -> dict[str, str]:
+    """Return a person's environment, also where make runs the tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+
+
+def make(folder: Path, *arguments: str, **variables: str) -> str:
+    """Run make as a person would; return what it said."""
     ran = subprocess.run(
-        ["make", *arguments], cwd=folder, capture_output=True, text=True, check=True, env={**ours, **environment}
+        ["make", *arguments], cwd=folder, capture_output=True, text=True, check=True, env={**environment(), **variables}
     )
     return ran.stdout
 
@@ -79,3 +83,25 @@ def test_a_compilation_that_was_killed_is_made_anew(clone: Path) -> None:
     assert "--force" in said
     assert "force=1 " in said
     assert not (clone / "build" / ".compiling").exists()
+
+
+@pytest.mark.parametrize("target", ["build", "demo"])
+@pytest.mark.parametrize("says", ["exit 1", "exec not-there"])
+def test_a_python_that_does_not_serve_is_told_in_one_sentence(clone: Path, target: str, says: str) -> None:
+    """`make demo` gave it a file first, so one of 3.6 or 3.7 spoke of syntax; of a missing one the shell spoke."""
+    (clone / ".venv" / ".made").unlink()
+    python = clone / "python3"
+    python.write_text(f"#!/bin/sh\n{says}\n")
+    python.chmod(0o755)
+    ran = subprocess.run(
+        ["make", target, "PYTHON=./python3"], cwd=clone, capture_output=True, text=True, check=False, env=environment()
+    )
+    assert ran.stdout == ""
+    told, *rest = ran.stderr.splitlines()
+    assert told == "Headrace needs Python 3.11 or newer and ./python3 is not: name one with PYTHON=/path/to/python3."
+    assert all(line.startswith("make") for line in rest)
+
+
+def test_a_demo_of_an_environment_that_is_there_needs_no_other_python(clone: Path) -> None:
+    """Who made it with `PYTHON=python3.12` need not say so again."""
+    assert "demo/prepare.py make" in make(clone, "demo", "PYTHON=not-there")
