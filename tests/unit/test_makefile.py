@@ -105,3 +105,15 @@ def test_a_python_that_does_not_serve_is_told_in_one_sentence(clone: Path, targe
 def test_a_demo_of_an_environment_that_is_there_needs_no_other_python(clone: Path) -> None:
     """Who made it with `PYTHON=python3.12` need not say so again."""
     assert "demo/prepare.py make" in make(clone, "demo", "PYTHON=not-there")
+
+
+@pytest.mark.parametrize("name", ["a:b", "a$b", "{a}", "a{b"])
+def test_a_path_that_no_environment_can_have_is_told_in_one_sentence(clone: Path, name: str) -> None:
+    """Three dozen lines of setuptools ended with "invalid variable 'b'"."""
+    clone = clone.rename(clone.parent / name)
+    (clone / ".venv" / ".made").unlink()
+    ran = subprocess.run(["make", "build"], cwd=clone, capture_output=True, text=True, check=False, env=environment())
+    assert ran.stdout == ""
+    told, *rest = ran.stderr.splitlines()
+    assert told.endswith("whose path has a colon, a $ or braces: move the clone.")
+    assert all(line.startswith("make") for line in rest)
