@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from bench.errors import BenchError
 from bench.programs import LOADGEN, PEERS
+from headrace.cli.local_http import open_directly
 
 # A start may have a long log or many queues to recover.
 START_TIMEOUT_S = 120.0
@@ -140,7 +141,7 @@ class Server(ABC):
     def _request(self, method: str, path: str, **parameters: str) -> bytes:
         url = f"http://{self.http_address}{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=HTTP_TIMEOUT_S) as reply:
+            with open_directly(urllib.request.Request(url, method=method), timeout=HTTP_TIMEOUT_S) as reply:
                 body: bytes = reply.read()
                 return body
         except urllib.error.HTTPError as exc:
@@ -226,7 +227,7 @@ class Headrace(Server):
 
     def metric(self, name: str) -> float:
         """Return a metric without labels as the admin port tells it."""
-        with urllib.request.urlopen(f"http://{self.admin_address}/metrics", timeout=HTTP_TIMEOUT_S) as reply:
+        with open_directly(f"http://{self.admin_address}/metrics", timeout=HTTP_TIMEOUT_S) as reply:
             text = reply.read().decode()
         found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
         if found is None:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from headrace.cli.local_http import open_directly
+
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 60.0
 
@@ -144,7 +146,7 @@ class BrokerProcess:
 
     def _ask(self, method: str, path: str) -> bytes:
         request = urllib.request.Request(f"http://{self.nsq_http}{path}", method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with open_directly(request, timeout=10) as answer:
             content: bytes = answer.read()
         return content
 

@@ -17,6 +17,10 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+# What tests and their children ask over HTTP is on this machine, whose loopback a proxy for the web does not know.
+for _name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+    os.environ.pop(_name, None)
+
 # As `headrace serve` does: shells start programs with 1024, and some tests have hundreds of clients and their broker.
 raise_file_limit()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.broker import BrokerProcess
+from demo.broker import BrokerProcess, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,6 +35,19 @@ def test_a_broker_that_ends_by_itself_is_told(tmp_path: Path) -> None:
     broker.start()
     broker.kill()
     broker.check()
+
+
+def test_the_broker_is_asked_past_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the environment names for the web: `make demo` ended with "Connection refused"."""
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr("urllib.request._opener", None)  # else it has looked at the environment before
+    broker = BrokerProcess(tmp_path)
+    broker.start()
+    try:
+        broker.create_channels("flights", ["arrivals"])
+        assert list(broker.channels("flights")) == ["arrivals"]
+    finally:
+        broker.end()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,4 +1,4 @@
-"""HTTP of this machine's own processes, for ``headrace doctor``."""
+"""HTTP of this machine's own processes, for ``headrace doctor``, demo and benchmarks."""
 
 from __future__ import annotations
 
