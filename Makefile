@@ -66,8 +66,8 @@ $(VENV)/.made:
 	  echo "Headrace is compiled when it is installed and there is no C compiler ($$compiler): install gcc or clang." >&2; exit 1; }
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || { \
 	  echo "$(PYTHON) lacks its C headers: install them (Debian: apt-get install python3-dev)." >&2; exit 1; }
-	@case $$PWD in *[:\$${}]*) \
-	  echo "setuptools and venv cannot work in a folder whose path has a colon, a \$$ or braces: move the clone." >&2; exit 1;; esac
+	@case $$PWD in *[:\$${}\"\`\\]*) \
+	  echo 'No environment works in a folder whose path has one of : $$ { } " ` \ in it: move the clone.' >&2; exit 1;; esac
 	@echo "making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@

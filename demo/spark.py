@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +16,7 @@ from headrace.spark.java import NO_TRACE
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 STOP_SECONDS: Final = 20.0
+LOOK_SECONDS: Final = 0.05
 
 
 class SparkProcess:
@@ -67,6 +71,7 @@ class SparkProcess:
                 cwd=REPOSITORY,
                 env={**environment, **places, "JDK_JAVA_OPTIONS": java},
                 limit=1 << 20,
+                process_group=0,  # its JVM is in it, too
             )
         self._reading = asyncio.create_task(self._read())
 
@@ -87,14 +92,27 @@ class SparkProcess:
             raise RuntimeError("\n".join([f"the Spark process ended with exit code {code}; it said:", *lines]))
 
     async def kill(self) -> None:
-        """End it, at first kindly: it stops its JVM."""
-        if self._process.returncode is None:
-            self._process.terminate()
-            try:
-                await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
-            except TimeoutError:
-                self._process.kill()
+        """End it and its JVM, at first kindly; then nothing writes to their folders any more.
+
+        Of its parent's death a JVM that is about to start learns seconds later.
+        """
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            if await self._is_gone():
+                break
         await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _is_gone(self) -> bool:
+        """Wait until nobody is left in its group; return False when that takes too long."""
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(self._process.pid, 0)
+            except ProcessLookupError:
+                return True
+            await asyncio.sleep(LOOK_SECONDS)
+        return False
 
     async def _read(self) -> None:
         assert self._process.stdout is not None

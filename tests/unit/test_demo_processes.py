@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from demo.broker import BrokerProcess, free_port
+from demo.spark import SparkProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,6 +22,11 @@ def check_for(broker: BrokerProcess, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         broker.check()
+        time.sleep(0.01)
+
+
+def wait_for_text(path: Path) -> None:
+    while not path.exists() or not path.read_text():
         time.sleep(0.01)
 
 
@@ -60,8 +67,7 @@ def test_an_interrupted_set_up_ends_what_it_started(tmp_path: Path, number: sign
     command = [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"]
     command[-1] += "import sys; from demo import prepare; sys.exit(prepare.main())"
     process = subprocess.Popen([*command, make], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        time.sleep(0.01)
+    wait_for_text(tmp_path / "pid")
     process.send_signal(number)
     _, said = process.communicate(timeout=10)
     assert process.returncode == 128 + number
@@ -80,3 +86,20 @@ def test_two_set_ups_at_once_come_one_after_the_other(tmp_path: Path) -> None:
     said = [process.communicate(timeout=30)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert "".join(said).count("another make demo prepares this clone") == 1
+
+
+@pytest.mark.parametrize("is_parent_there", [True, False])
+def test_spark_is_ended_with_its_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_parent_there: bool) -> None:
+    """Ctrl-C while it started left a JVM for seconds, which made its folder again behind the end of `make demo`."""
+    spark = SparkProcess("127.0.0.1:1", tmp_path)
+    jvm = f"trap '' INT; sleep 60 & echo $! > '{tmp_path}/pid'"
+    monkeypatch.setattr(spark, "_command", ["sh", "-c", f"{jvm}; wait" if is_parent_there else jvm])
+
+    async def start_and_kill() -> None:
+        await spark.start()
+        await asyncio.to_thread(wait_for_text, tmp_path / "pid")
+        await spark.kill()
+
+    asyncio.run(start_and_kill())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
