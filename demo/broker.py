@@ -126,7 +126,7 @@ class BrokerProcess:
     def check_store(self) -> str:
         """Verify the store with ``headrace store check``; return what it says when something is wrong, else nothing."""
         command: list[str | Path] = [Path(sys.executable).with_name("headrace"), "store", "check", self.data_dir]
-        checked = subprocess.run(command, capture_output=True, text=True, check=False)
+        checked = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         return "" if checked.returncode == 0 else checked.stdout + checked.stderr
 
     def create_channels(self, topic: str, channels: Sequence[str]) -> None:

@@ -44,6 +44,15 @@ def test_a_broker_that_ends_by_itself_is_told(tmp_path: Path) -> None:
     broker.check()
 
 
+def test_a_store_is_checked_whatever_its_path_is_spelled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PYTHONIOENCODING=latin-1 and a clone below `ä` a demo that was right ended with a UnicodeDecodeError."""
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    folder = tmp_path / "ä"
+    folder.mkdir()
+    broker = BrokerProcess(folder)
+    assert str(tmp_path) in broker.check_store()
+
+
 def test_the_broker_is_asked_past_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which the environment names for the web: `make demo` ended with "Connection refused"."""
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")

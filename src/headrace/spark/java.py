@@ -132,7 +132,7 @@ def _ask(home: Path, *arguments: str) -> tuple[str, str]:
     """Run a Java; return what it says, and why it does not run, empty when it does."""
     command = [str(home / "bin" / "java"), NO_TRACE, *arguments]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ANSWER_S, check=False)
     except OSError as error:
         return "", error.strerror or str(error)
     except subprocess.TimeoutExpired:

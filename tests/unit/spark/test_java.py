@@ -72,6 +72,15 @@ def test_old_java_home_is_passed_over(monkeypatch, tmp_path, release):
     assert (java.find_java().origin, java.java_home()) == ("PATH", str(found))
 
 
+def test_java_may_say_what_is_no_utf_8(monkeypatch, tmp_path):
+    """It spells an option with a path as its locale does, which Python need not know (``PYTHONUTF8=1``)."""
+    home = make_java(tmp_path / "a", "17.0.15", release=False)
+    answer = b"#!/bin/sh\nprintf 'Picked up JDK_JAVA_OPTIONS: -Djava.io.tmpdir=/caf\\351\\n' >&2\n"
+    (home / "bin" / "java").write_bytes(answer + b"echo 'openjdk version \"17.0.15\"' >&2\n")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java.find_java().version == "17.0.15"
+
+
 @pytest.mark.parametrize(
     ("says", "reason"),
     [
