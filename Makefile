@@ -115,7 +115,7 @@ demo-java: $(VENV)/.extra-demo
 
 demo: ## flights (NSQ) and weather (RocketMQ) joined by Spark while the broker is killed half-way: a few minutes
 	@test -e $(VENV)/.made || $(CHECK_PYTHON)
-	@$(if $(wildcard $(VENV)/.made),$(BIN)/python,$(PYTHON)) demo/prepare.py "$(MAKE)"
+	@exec $(if $(wildcard $(VENV)/.made),$(BIN)/python,$(PYTHON)) demo/prepare.py "$(MAKE)"
 	@$(BIN)/python -m demo
 
 # Checks ---------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def run(make: str) -> int:
         if not sys.stderr.isatty():
             sys.stderr.write(f"{text}\n")
         with tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen([make, "--no-print-directory", target], stdout=output, stderr=output)
+            command = [make, "--no-print-directory", target]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0)
             try:
                 while process.poll() is None:
                     # Nobody knows how far a compiler is: a step nears its share as its time passes.
@@ -56,8 +58,8 @@ def run(make: str) -> int:
                     draw(sys.stderr, (done + weight * spent / (spent + weight)) / total, text, time.monotonic() - began)
                     time.sleep(LOOK_SECONDS)
             finally:
-                if process.poll() is None:  # interrupted: what a terminal tells all, others tell only one
-                    process.terminate()
+                if process.poll() is None:  # interrupted: also pip and compilers, which make's shells tell nothing
+                    os.killpg(process.pid, signal.SIGTERM)
                     process.wait()
             if process.returncode:
                 output.seek(0)

@@ -168,7 +168,8 @@ def delays_of(spark: SparkSession, folder: Path) -> list[list[Any]]:
 
 
 def _wait_for_line(is_there: threading.Event) -> None:
-    sys.stdin.readline()
+    if not sys.stdin.readline():  # the parent was killed: nobody is left to tell
+        os._exit(1)
     is_there.set()
 
 
