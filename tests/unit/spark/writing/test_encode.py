@@ -263,6 +263,15 @@ def test_rows_go_where_their_unique_keys_say() -> None:
     }
 
 
+@pytest.mark.parametrize("fixed", [0, 5])
+def test_rows_that_do_not_say_where_go_to_the_fixed_queue(fixed: int) -> None:
+    """Also to the first one, and those with a unique key."""
+    rows = [{"body": b"x", "unique_key": f"k{number}"} for number in range(50)]
+    encoder = Encoder({"body": 0, "unique_key": 1}, [], lambda topic: (QUEUES, fixed, BY_ID), topic="t")
+    sealed = [*encoder.feed(pa.RecordBatch.from_pylist(rows)), *encoder.finish()]
+    assert {encoder.place(destination) for destination, *_ in sealed} == {("t", fixed, False)}
+
+
 def test_bodies_are_those_of_the_protocol() -> None:
     """The broker's own reader reads them."""
     rows = random_rows(1, 50)
@@ -499,7 +508,13 @@ def test_the_column_that_makes_properties_too_long_is_named(column: str) -> None
     """Where the key that a row gets has no room any more, the longest of the others is, not the key."""
     schema = SCHEMA.append(pa.field("zone", pa.string()))
     extras = [*EXTRAS, ("zone", schema.get_field_index("zone"))]
-    others = {"tags": "t" * 90, "keys": ["k" * 45] * 2, "sharding_key": "s" * 90, "region": "r" * 90, "zone": "z" * 90}
+    others: dict[str, Any] = {
+        "tags": "t" * 90,
+        "keys": ["k" * 45] * 2,
+        "sharding_key": "s" * 90,
+        "region": "r" * 90,
+        "zone": "z" * 90,
+    }
     others["properties"] = [("a" * 45, "b" * 30)]
     short = {"topic": "t", "body": b"x", **dict.fromkeys(others), "keys": ["k"] * 5, "properties": [("a", "b")] * 3}
     long = "x" * (MAX_PROPERTIES - 600)
