@@ -16,7 +16,7 @@ from libc.string cimport memchr, memcmp, memcpy
 from headrace.spark.writing.arrow_columns cimport LIST, Column, is_null, integer_at, milliseconds_at, text_at
 from headrace.spark.writing.row_columns cimport (
     BAD_DELAY, BAD_KEYS, BAD_SEPARATOR, DELAY_LEVEL, DELIVER_AT, DONE, EARLY_TIME, KEYS, LONG_PROPERTIES, NULL_KEY,
-    PROPERTIES, SHARDING_KEY, TAGS, TWO_DELAYS, UNIQUE_KEY,
+    PROPERTIES, SHARDING_KEY, TAGS, TWO_DELAYS, UNIQUE_KEY, Name,
 )
 
 cdef enum:
@@ -47,8 +47,7 @@ cdef bint _is_brokers(const Text* name) noexcept nogil:
 
 
 cdef class RowProperties:
-    """Made of the columns, of what keys begin with that rows without one get (None: they get none), and of whether a row
-    without a key is refused."""
+    """Made of the columns, what made keys begin with (None: none are made), and whether a row without a key is refused."""
 
     def __cinit__(self):
         self.at = <uint8_t*>malloc(MAX_PROPERTIES_BYTES + 64)
@@ -75,6 +74,7 @@ cdef class RowProperties:
         cdef bint has_keys = not is_null(&self.columns.of_role[KEYS], row)
         cdef bint has_key = key.at != NULL and key.size > 0
         cdef Py_ssize_t index
+        cdef Name name
         cdef Text value
         cdef int status
         self.used = 0
@@ -90,8 +90,9 @@ cdef class RowProperties:
         if status != DONE:
             return status
         for index in range(self.columns.extra_count):
+            name = self.columns.extra_names[index]
             value = text_at(&self.columns.extras[index], row)
-            status = self._put(<const char*>self.columns.extra_names[index].at, self.columns.extra_names[index].size, &value, -1)
+            status = self._put(<const char*>name.at, name.size, &value, -1)
             if status != DONE:
                 self.columns.fault_extra = index
                 return status
