@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -129,11 +130,8 @@ class AdminHttp:
     async def handle_metrics(self, _request: Request) -> Response:
         """GET /metrics."""
         if self._report is None:
-            name = "headrace.admin.metrics"
             try:
-                metrics = await asyncio.to_thread(importlib.import_module, name)
-            except RuntimeError:  # the system starts no more threads: better to hold the loop than to tell nothing
-                metrics = importlib.import_module(name)
+                metrics = await _import_metrics()
             # No file can be opened, or mapped, any more: tried again with the next request.
             except (OSError, ImportError, MemoryError) as error:
                 self.counters.refusals["no_metrics"] += 1
@@ -143,6 +141,14 @@ class AdminHttp:
                 return _respond(f"not now: {reason}\n".encode(), 503)
             self._report = metrics.MetricsReport(self._sources)
         return _respond(await self._report.render(), media_type=METRICS_TYPE)
+
+
+async def _import_metrics() -> ModuleType:
+    name = "headrace.admin.metrics"
+    try:
+        return await asyncio.to_thread(importlib.import_module, name)
+    except RuntimeError:  # the system starts no more threads: better to hold the loop than to tell nothing
+        return importlib.import_module(name)
 
 
 def _respond(content: bytes, status: int = 200, *, media_type: str = "text/plain; charset=utf-8") -> Response:

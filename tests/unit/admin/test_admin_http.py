@@ -238,15 +238,26 @@ def test_a_path_with_a_slash_behind_it_is_unknown_too(admin: Harness, path: str)
         (MemoryError(), "no memory"),
     ],
 )
+@pytest.mark.parametrize("has_thread", [True, False])
 def test_metrics_that_cannot_be_made_now_are_made_later(
-    admin: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, reason: str
+    admin: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    reason: str,
+    has_thread: bool,
 ) -> None:
     """Their code is read when they are first asked for; no file, or memory, may be left for that. Logged once."""
 
     def fail(name: str) -> None:
         raise error
 
+    async def start_no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
     with monkeypatch.context() as patch:
+        if not has_thread:  # its stack is what memory lacks for first
+            patch.setattr("headrace.admin.http.asyncio.to_thread", start_no_thread)
         patch.setattr("headrace.admin.http.importlib.import_module", fail)
         for _ in range(3):
             assert admin.ask("/metrics") == (503, f"not now: {reason}\n")
