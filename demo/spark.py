@@ -104,12 +104,10 @@ class SparkProcess:
         await asyncio.gather(self._reading, return_exceptions=True)
 
     async def _is_gone(self) -> bool:
-        """Wait until nobody is left in its group; return False when that takes too long."""
+        """Wait until nobody runs in its group; return False when that takes too long."""
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline:
-            try:
-                os.killpg(self._process.pid, 0)
-            except ProcessLookupError:
+            if self._process.returncode is not None and not _is_running(self._process.pid):
                 return True
             await asyncio.sleep(LOOK_SECONDS)
         return False
@@ -130,3 +128,22 @@ class SparkProcess:
                     self.restarts.append(facts["reason"])
                 case "done":
                     self.outcome = facts
+
+
+def _is_running(group: int) -> bool:
+    """Whether somebody in a process group runs.
+
+    Where the first process of a container waits for nobody (`sleep`), what is left of an orphan stays in it for ever.
+    """
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    if not Path("/proc/self/stat").exists():  # as on macOS
+        return True
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            state, _, found = path.read_text(errors="replace").rpartition(") ")[2].split()[:3]
+            if int(found) == group and state not in "ZX":
+                return True
+    return False
