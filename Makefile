@@ -161,7 +161,7 @@ $(FUZZ_TREE)/.compiled: setup.py $(VENV)/.installed $(COMPILED_SOURCES)
 	@here=$(HERE) && cd $(FUZZ_TREE) && CC=clang LDSHARED="clang -shared" HEADRACE_FUZZ=1 "$$here"/$(BIN)/python setup.py --quiet build_ext --inplace --parallel $(JOBS)
 	@touch $@
 
-fuzz: $(FUZZ_TREE)/.compiled $(VENV)/.extra-fuzz $(VENV)/.extra-spark ## fuzz what reads bytes of peers and logs (FUZZ_SECONDS=60 for each of FUZZ_GROUPS="readers lookupd brokers"); needs clang
+fuzz: $(FUZZ_TREE)/.compiled $(VENV)/.extra-fuzz $(VENV)/.extra-test $(VENV)/.extra-spark ## fuzz what reads bytes of peers and logs (FUZZ_SECONDS=60 for each of FUZZ_GROUPS="readers lookupd brokers"); needs clang
 	@mkdir -p $(FUZZ_TREE)/findings
 	@for part in $$(cd src && find . -name '*.py'); do cp -p src/$$part $(FUZZ_TREE)/src/$$part; done
 	for group in $(FUZZ_GROUPS); do \
