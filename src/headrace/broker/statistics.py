@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from array import array
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from headrace.format.names import EPHEMERAL_SUFFIX
 from headrace.settings import BrokerSettings
@@ -40,10 +40,11 @@ HOST_GET_NUMS: Final = "HOST_GET_NUMS"
 CHANNEL_GET_NUMS: Final = "CHANNEL_GET_NUMS"
 """Of a call, not of a counter: channels have their own counters, and their names may be those of groups."""
 
-_BY_TOPIC: Final = frozenset({TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, QUEUE_PUT_NUMS, QUEUE_PUT_SIZE})
-_BY_GROUP: Final = frozenset(
+_OF_GROUP: Final = frozenset(
     {GROUP_GET_NUMS, GROUP_GET_SIZE, SNDBCK_PUT_NUMS, QUEUE_GET_NUMS, QUEUE_GET_SIZE, GROUP_GET_FALL_SIZE}
 )
+_OF_TOPIC: Final = _OF_GROUP | {TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, QUEUE_PUT_NUMS, QUEUE_PUT_SIZE}
+"""Counters of the whole broker, of sources and of hosts are nobody's."""
 
 # (ms of a slot, slots of the window) of minute, hour and day. A ring has one place more: the slot that runs.
 _WINDOWS: Final = ((10_000, 6), (600_000, 6), (3_600_000, 24))
@@ -86,11 +87,13 @@ class StatsSnapshot:
 class StatsItem:
     """One counter. Invariant: each place of a ring has the sum as it was when that place's slot began."""
 
-    __slots__ = ("_calls_at", "_made_ms", "_slots", "_sums_at", "calls", "minute_slot", "sum")
+    __slots__ = ("_calls_at", "_made_ms", "_slots", "_sums_at", "calls", "group", "minute_slot", "sum", "topic")
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, now_ms: int, topic: str = "", group: str = "") -> None:
         self.sum = 0
         self.calls = 0
+        self.topic = topic
+        self.group = group
         self._made_ms = now_ms
         self._slots = [now_ms // width for width, _ in _WINDOWS]
         self.minute_slot = self._slots[0]
@@ -132,6 +135,10 @@ class StatsItem:
 
 _Key = tuple[str, str]
 """Name of a counter and what it counts for."""
+
+
+_RowKey = tuple[str, str, str, str, str, int]
+"""A ``Call`` as what it is looked up by: a plain tuple is made faster."""
 
 
 class Call(NamedTuple):
@@ -181,6 +188,37 @@ class Row:
         self.span = -1
 
 
+K = TypeVar("K")
+
+
+class _Owned(Generic[K]):
+    """Which keys are of a topic, or of a group: what goes with it is found without a look at what others have."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, set[K]] = {}
+
+    def add(self, owner: str, key: K) -> None:
+        """Note whose a key is; an empty ``owner`` is nobody."""
+        if owner:
+            self._keys.setdefault(owner, set()).add(key)
+
+    def discard(self, owner: str, key: K) -> None:
+        """Forget a key; one that is not known is nothing."""
+        keys = self._keys.get(owner)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self._keys[owner]
+
+    def of(self, owner: str) -> list[K]:
+        """Return the keys that somebody has."""
+        return list(self._keys.get(owner, ()))
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._keys.clear()
+
+
 class Statistics:
     """All counters of one broker; what time it is comes from ``tick``, at most 50 ms ago."""
 
@@ -197,9 +235,13 @@ class Statistics:
         self.by_queue = settings.queue_statistics
         """Whether queues are counted apart."""
         self._items: dict[_Key, StatsItem] = {}
+        self._items_of_topic: _Owned[_Key] = _Owned()
+        self._items_of_group: _Owned[_Key] = _Owned()
         # What note_put and note_get look up, once for each call; those of a counter that goes are forgotten, and each
         # that was idle from one sweep to the next.
-        self._rows: dict[tuple[str, str, str, str, str, int], Row] = {}
+        self._rows: dict[_RowKey, Row] = {}
+        self._rows_of_topic: _Owned[_RowKey] = _Owned()
+        self._rows_of_group: _Owned[_RowKey] = _Owned()
         self.rows_version = 0
         """Rises when rows are forgotten: what ``row_of_get`` gave before is not to be used."""
         # Of the rows that counted since ``take_counted``, also of those that ``_rows`` forgot since. Where no records
@@ -216,19 +258,19 @@ class Statistics:
         self._next_sweep_ms = now_ms + _SWEEP_MS
         self._to_sweep: list[_Key] = []
         self._next_row_sweep_ms = now_ms + _ROW_SWEEP_MS
-        self._rows_to_sweep: list[tuple[str, str, str, str, str, int]] = []
+        self._rows_to_sweep: list[_RowKey] = []
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def add(self, name: str, key: str, count: int) -> None:
+    def add(self, name: str, key: str, count: int, *, topic: str = "", group: str = "") -> None:
         """Count: ``count`` messages or bytes of one call."""
-        item = self._item(name, key)
+        item = self._item(name, key, topic, group)
         if item is not None:
             item.sum += count
             item.calls += 1
 
-    def _item(self, name: str, key: str) -> StatsItem | None:
+    def _item(self, name: str, key: str, topic: str, group: str) -> StatsItem | None:
         """Return a counter, made now if need be and brought up to date; None when there are too many."""
         item = self._items.get((name, key))
         if item is None:
@@ -237,7 +279,10 @@ class Statistics:
                     logger.warning("statistics full, new topics and groups are not counted limit=%d", self._most)
                 self.refused += 1
                 return None
-            item = self._items[name, key] = StatsItem(self._now_ms)
+            owners = (topic if name in _OF_TOPIC else "", group if name in _OF_GROUP else "")
+            item = self._items[name, key] = StatsItem(self._now_ms, *owners)
+            self._items_of_topic.add(item.topic, (name, key))
+            self._items_of_group.add(item.group, (name, key))
         elif item.minute_slot != self._slot:
             item.roll(self._now_ms)
         return item
@@ -246,11 +291,13 @@ class Statistics:
         self, call: Call, keys: list[_Key], size_keys: list[_Key], messages: int, size: int, calls: int = 1
     ) -> None:
         """Count calls whose counters are looked up one by one; the next like it finds them in one step."""
-        counted = [item for key in keys if (item := self._item(*key)) is not None]
-        sized = [item for key in size_keys if (item := self._item(*key)) is not None]
+        counted = [item for key in keys if (item := self._item(*key, call.topic, call.group)) is not None]
+        sized = [item for key in size_keys if (item := self._item(*key, call.topic, call.group)) is not None]
         row = Row(call, counted, sized)
         if len(counted) + len(sized) == len(keys) + len(size_keys) and len(self._rows) < self._most:
             self._rows[call] = row
+            self._rows_of_topic.add(call.topic, call)
+            self._rows_of_group.add(call.group, call)
         else:
             row.span = self._span  # not in take_counted: each such call would add a row
             self.left_out += messages
@@ -375,7 +422,7 @@ class Statistics:
     def note_lag(self, group: str, topic: str, queue_id: int, size: int) -> None:
         """Count how far behind the log's end, in bytes, a group read a queue."""
         if self.by_queue:
-            self.add(GROUP_GET_FALL_SIZE, f"{queue_id}@{topic}@{group}", size)
+            self.add(GROUP_GET_FALL_SIZE, f"{queue_id}@{topic}@{group}", size, topic=topic, group=group)
 
     def snapshot(self, name: str, key: str) -> StatsSnapshot | None:
         """Return a counter's windows; None when there is none."""
@@ -389,39 +436,37 @@ class Statistics:
 
     def remove_topic(self, topic: str) -> None:
         """Forget the counters of a topic that is deleted."""
-        # The topic is the first part of a key, but for the lag, which has the queue id before it.
-        own, behind, inside = _BY_TOPIC | _BY_GROUP, f"{topic}@", f"@{topic}@"
-        self._remove(
-            [
-                (name, key)
-                for name, key in self._items
-                if key == topic or key.startswith(behind) or inside in key
-                if name in own and key.split("@")[name == GROUP_GET_FALL_SIZE] == topic
-            ],
-            [key for key, row in self._rows.items() if row.call.topic == topic],
-        )
+        self._remove(self._items_of_topic.of(topic), self._rows_of_topic.of(topic))
 
     def remove_group(self, group: str) -> None:
         """Forget the counters of a group that is deleted."""
-        behind = f"@{group}"
-        self._remove(
-            [(name, key) for name, key in self._items if key.endswith(behind) and name in _BY_GROUP],
-            [key for key, row in self._rows.items() if row.call.group == group],
-        )
+        self._remove(self._items_of_group.of(group), self._rows_of_group.of(group))
 
     def _forget_rows(self) -> None:
         """A counter of some row goes: all are looked up again."""
         self._rows.clear()
+        self._rows_of_topic.clear()
+        self._rows_of_group.clear()
         self.rows_version += 1
 
-    def _remove(self, gone: list[_Key], rows: list[tuple[str, str, str, str, str, int]]) -> None:
+    def _remove(self, items: list[_Key], rows: list[_RowKey]) -> None:
         """Forget counters and the rows that raise them; other rows stay, so that each is one in ``take_counted``."""
         self._settle()
-        for key in gone:
-            del self._items[key]
-        for call in rows:
-            del self._rows[call]
+        for key in items:
+            self._drop_item(key)
+        for row in rows:
+            self._drop_row(row)
         self.rows_version += 1
+
+    def _drop_item(self, key: _Key) -> None:
+        item = self._items.pop(key)
+        self._items_of_topic.discard(item.topic, key)
+        self._items_of_group.discard(item.group, key)
+
+    def _drop_row(self, key: _RowKey) -> None:
+        call = self._rows.pop(key).call
+        self._rows_of_topic.discard(call.topic, key)
+        self._rows_of_group.discard(call.group, key)
 
     def tick(self, now_ms: int) -> None:
         """Let time pass; now and then forget counters that were idle for a day."""
@@ -443,7 +488,7 @@ class Statistics:
             for key in self._to_sweep[-_SWEEP_AT_ONCE:]:
                 item = self._items.get(key)
                 if item is not None and item.is_idle(now_ms):
-                    del self._items[key]
+                    self._drop_item(key)
                     self._forget_rows()
             del self._to_sweep[-_SWEEP_AT_ONCE:]
         self._sweep_rows(now_ms)
@@ -457,7 +502,7 @@ class Statistics:
         for call in self._rows_to_sweep[-_SWEEP_AT_ONCE:]:
             row = self._rows.get(call)
             if row is not None and row.is_idle and not row.calls:
-                del self._rows[call]
+                self._drop_row(call)
             elif row is not None:
                 row.is_idle = True
         del self._rows_to_sweep[-_SWEEP_AT_ONCE:]

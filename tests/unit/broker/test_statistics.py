@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,10 @@ from headrace.settings import BrokerSettings
 SETTINGS = BrokerSettings()
 START = 1_699_999_200_000  # the beginning of an hour
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+OF_NOBODY = {
+    names.BROKER_PUT_NUMS, names.BROKER_GET_NUMS, names.SOURCE_PUT_NUMS, names.SOURCE_GET_NUMS, names.HOST_PUT_NUMS,
+    names.HOST_GET_NUMS,
+}  # fmt: skip
 
 
 class Rig:
@@ -307,6 +313,45 @@ def test_deleted_topics_and_groups_are_forgotten() -> None:
     assert rig.statistics.keys(names.QUEUE_PUT_NUMS) == ["U@0"]
     assert rig.statistics.keys(names.GROUP_GET_FALL_SIZE) == ["0@U@T"]
     assert rig.statistics.keys(names.HOST_PUT_NUMS) == rig.statistics.keys(names.SOURCE_PUT_NUMS) == ["T"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_goes_with_a_topic_or_group_is_what_a_look_at_all_finds(seed: int) -> None:
+    """Whatever was counted, idle for a day, forgotten and counted again before."""
+    rig, choice = Rig(replace(SETTINGS, queue_statistics=bool(seed % 2))), random.Random(seed).choice
+
+    def call() -> tuple[str, str, dict[str, Any]]:
+        return choice("ABC"), choice("GHA"), {"source": choice(("nsq", "remoting")), "host": choice(("", "h"))}
+
+    for _ in range(400):
+        topic, group, rest = call()
+        match choice(("put", "get", "channel", "back", "lag", "topic", "group", "time")):
+            case "put":
+                rig.statistics.note_put(topic, 1, 1, queue_id=choice((0, 1)), **rest)
+            case "get":
+                rig.statistics.note_get(group, topic, 1, 1, queue_id=choice((0, 1)), **rest)
+            case "channel":
+                rig.statistics.note_channel_get(group, topic, 1, 1, **rest)
+            case "back":
+                rig.statistics.note_send_back(group, topic)
+            case "lag":
+                rig.statistics.note_lag(group, topic, choice((0, 1)), 1)
+            case "time":
+                rig.pass_time(choice((SECOND, 3 * HOUR, 13 * HOUR)))
+            case "topic":
+                rig.statistics.remove_topic(topic)
+                left = [(name, key.split("@")) for name, key in rig.statistics._items if name not in OF_NOBODY]
+                at = {names.GROUP_GET_FALL_SIZE: 1}
+                assert not [key for name, key in left if key[at.get(name, 0)] == topic]
+                assert not [row for row in rig.statistics._rows if row[2] == topic]
+            case "group":
+                rig.statistics.remove_group(group)
+                assert not [key for _, key in rig.statistics._items if key.endswith(f"@{group}")]
+                assert not [row for row in rig.statistics._rows if row[1] == group]
+    for topic in "ABC":
+        rig.statistics.remove_topic(topic)
+    assert {name for name, _ in rig.statistics._items} <= OF_NOBODY
+    assert not rig.statistics._rows
 
 
 def test_an_item_is_small() -> None:
