@@ -88,10 +88,16 @@ def _check_broker(reader: StoreReader, report: CheckReport) -> None:
 @store.command()
 @directory_argument
 @json_option
-def inspect(directory: Path, as_json: bool) -> None:
+def inspect(directory: Path, as_json: bool) -> int:
     """Show identity, epochs, segments, topics, queues and channels.
 
     What queues and channels have is read from their files, and from the log where the files are behind.
+
+    \b
+    Exit codes:
+      0  shown; whether it is whole is what check says
+      1  shown but for what a failed read left out
+      2  unreadable: not a store, identity damaged, or of a newer version
 
     \b
     Examples:
@@ -104,6 +110,11 @@ def inspect(directory: Path, as_json: bool) -> None:
         print_json(shown)
     else:
         _print_inspection(shown)
+    for sentence in shown["unreadable"]:
+        complain(
+            f"{sentence}; queues and channels may have more than is shown, headrace store check says what is lost", 1
+        )
+    return 1 if shown["unreadable"] else 0
 
 
 @store.command()

@@ -55,6 +55,7 @@ def inspect_store(root: Path) -> tuple[dict[str, Any], Tail]:
         "segments": [_segment(reader, segment) for segment in reader.segments()],
         "index": None if index_note is None else inspect_index(reader, index_note),
         "topics": _topics(reader, tail, noted_queue_ends(epochs, checkpoint)),
+        "unreadable": tail.unreadable,
     }, tail
 
 
@@ -94,6 +95,8 @@ class Tail:
     next_offsets: dict[tuple[str, int], int] = field(default_factory=dict)
     control: list[tuple[int, int, bytes]] = field(default_factory=list)
     """Queue offset, physical offset and body of control records."""
+    unreadable: list[str] = field(default_factory=list)
+    """What a failed read leaves out, a sentence for each segment."""
 
 
 def read_tail(reader: StoreReader, from_offset: int) -> Tail:
@@ -106,7 +109,11 @@ def read_tail(reader: StoreReader, from_offset: int) -> Tail:
             with suppress(FileNotFoundError):
                 walk.open(str(segment.path), segment.first_offset)
                 walk.seek(max(0, from_offset - segment.first_offset))
-                _walk_segment(walk, tail)
+                if _walk_segment(walk, tail) == log_walk.UNREADABLE:
+                    tail.unreadable.append(
+                        f"{reader.name_of(segment.path)} cannot be read from physical offset "
+                        f"{segment.first_offset + walk.position} on: {os.strerror(walk.read_errno())}"
+                    )
     for index in range(walk.track_count):
         topic, queue_id = walk.name(index)
         tail.next_offsets[topic.decode("utf-8", "replace"), queue_id] = walk.totals(index)[0]
@@ -114,12 +121,13 @@ def read_tail(reader: StoreReader, from_offset: int) -> Tail:
     return tail
 
 
-def _walk_segment(walk: LogWalk, tail: Tail) -> None:
+def _walk_segment(walk: LogWalk, tail: Tail) -> int:
+    """Walk one segment as far as its records can be found; return ``UNREADABLE`` where a read failed, else ``END``."""
     while (event := walk.walk()) != log_walk.END:
         if event == log_walk.NEW_QUEUE:
             record = walk.claims(walk.position)
             if record is None:
-                return
+                return log_walk.UNREADABLE if walk.read_errno() else log_walk.END
             walk.add_queue(record["topic"].encode(), record["queue_id"])
         elif event == log_walk.FETCH:
             # Nothing is compared here: entries of zeros count as not yet written.
@@ -134,10 +142,11 @@ def _walk_segment(walk: LogWalk, tail: Tail) -> None:
         elif event == log_walk.INVALID:
             position = walk.find(walk.position + 1)
             if position < 0:
-                return
+                return log_walk.UNREADABLE if walk.read_errno() else log_walk.END
             walk.seek(position)
         elif event == log_walk.UNREADABLE:
-            return
+            return event
+    return log_walk.END
 
 
 def _topics(

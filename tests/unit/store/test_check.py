@@ -1092,6 +1092,28 @@ def test_an_entry_that_points_ahead_is_wrong(bench: StoreBench) -> None:
     assert (record.physical_offset, record.topic, record.queue_offset) == (placed[7][2], "t0", 7), "by its own fields"
 
 
+def test_a_read_that_fails_is_no_end_of_the_log_to_inspect(
+    bench: StoreBench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It showed what came before as if that were all, and exited with 0."""
+    for n in range(200):
+        bench.append(f"t{n % 2}", b"x" * 1000, flush=n == 199)
+    bench.crash()
+    segments = sorted((bench.root / "commitlog").iterdir())
+    assert len(segments) > 2
+    where = segments[1].name
+    segments[1].unlink()
+    segments[1].symlink_to("/proc/self/mem")  # of which no process can read the first bytes
+    assert run(["store", "inspect", str(bench.root), "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert f"commitlog/{where} cannot be read from physical offset {int(where)} on: Input/output error" in err
+    assert "store check" in err
+    shown = json.loads(out)
+    assert shown["unreadable"] == [err.removeprefix("headrace: ").split(";")[0]]
+    assert shown["topics"]["t0"], "what can be read is shown"
+    assert run(["store", "inspect", str(bench.root)]) == 1
+
+
 def test_an_open_store_shows_what_only_the_log_has(bench: StoreBench, capsys: pytest.CaptureFixture[str]) -> None:
     """Queue files are written behind the log; inspect and check look into the log for the rest."""
     broker = broker_on(bench)
