@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from headrace.broker.access import parse_rules
+from headrace.clock import ManualClock
 from headrace.log_pace import INTERVAL_MS, LINES_A_MINUTE
+from headrace.registry.routes import DataVersion, LiveBroker
 from headrace.remoting.codes import RequestCode, ResponseCode
+from headrace.remoting.registry.broker_log import BrokerLog
 from headrace.remoting.registry.handlers import HANDLERS
+from headrace.remoting.registry.rivals import MAX_KNOWN, Rivals
 from headrace.remoting.signature import signed_ext
 from tests.support.remoting import frame_with
 from tests.unit.remoting.registry_bench import A_SLAVE, A, B, Bench, Link, broker_ext, topic
@@ -129,6 +133,83 @@ def test_brokers_that_come_and_go_do_not_fill_the_log(bench: Bench, caplog: pyte
     bench.clock.advance_ms(INTERVAL_MS)
     link.register("broker-a")
     assert caplog.messages[-1] == f"broker registered broker=broker-a id=0 address={A} cluster=C1"
+
+
+def live(name: str, broker_id: int, address: str) -> LiveBroker:
+    return LiveBroker(name, broker_id, address, "", "connection", 0, DataVersion(1000, 1))
+
+
+def test_each_broker_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of one name are told apart by their id and address; what is not logged again is counted."""
+    caplog.set_level("INFO", "headrace")
+    log = BrokerLog(ManualClock(), 60_000)
+    for _ in range(2):
+        for broker in [("a", 0, A), ("a", 1, A), ("a", 0, B), ("b", 0, A)]:
+            log.note_came(*broker, "C1")
+            log.note_left(*broker)
+            log.note_lost(live(*broker), "closed")
+            log.note_silent(live(*broker), 120_000)
+    assert len(caplog.messages) == len(set(caplog.messages)) == 4 * 4
+    assert (log.came, log.went) == (8, 24)
+
+
+def test_each_topic_that_is_removed_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """A tool that takes the same one out again and again has one a minute."""
+    caplog.set_level("INFO", "headrace")
+    log = BrokerLog(ManualClock(), 60_000)
+    for name in "TUTU":
+        log.note_topic_removed(name, "tool")
+    assert caplog.messages == [f"topic removed from routes topic={name} client=tool" for name in "TU"]
+
+
+def test_brokers_in_turn_are_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    """By name and id, or by address; and that it goes on is told though the same one took the place twice."""
+    log = BrokerLog(ManualClock(), 60_000)
+    for broker_id in (0, 1):
+        for _ in range(3):
+            log.note_place("a", broker_id, A, B)
+    assert [message.split(" broker=")[1][:6] for message in caplog.messages] == ["a id=0"] * 2 + ["a id=1"] * 2
+    caplog.clear()
+    for address in (A, B):
+        for _ in range(3):
+            log.note_address(address, live("a", 0, address), "b", 0)
+    assert [message.split(" address=")[1].split(" ")[0] for message in caplog.messages] == [A, A, B, B]
+
+
+@pytest.mark.parametrize("by", ["place", "address"])
+def test_brokers_that_put_each_other_out_do_not_fill_the_log(by: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Under ever new names each would have two lines of its own."""
+    log = BrokerLog(ManualClock(), 60_000)
+    log.note_came("a", 0, A, "C1")
+    for number in range(2 * LINES_A_MINUTE):
+        if by == "place":
+            log.note_place(f"broker-{number}", 0, A, B)
+        else:
+            log.note_address(A, live("a", 0, A), f"broker-{number}", 0)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == LINES_A_MINUTE  # the first line was the one that came
+    assert warnings[-1] == "more of brokers than is logged came=1 gone=0"
+
+
+def test_brokers_that_were_quiet_for_long_enough_are_told_of_again(caplog: pytest.LogCaptureFixture) -> None:
+    """As long as a broker may be silent is not long enough yet."""
+    clock = ManualClock()
+    log = BrokerLog(clock, 120_000)
+    log.note_place("a", 0, A, B)
+    clock.advance_ms(120_000)
+    log.note_place("a", 0, B, A)
+    clock.advance_ms(120_001)
+    log.note_place("a", 0, A, B)
+    assert [message.split(" ")[0] for message in caplog.messages] == ["broker", "brokers", "broker"]
+
+
+def test_brokers_in_turn_are_forgotten_when_they_are_many() -> None:
+    """Whoever comes under ever new names takes no memory."""
+    rivals = Rivals(ManualClock(), 60_000)
+    assert [rivals.count("first", A, B) for _ in range(2)] == [1, 2]
+    for number in range(MAX_KNOWN):
+        assert rivals.count(str(number), A, B) == 1
+    assert rivals.count("first", A, B) == 1
 
 
 def test_registration_with_a_wrong_checksum_is_refused(broker: Link, client: Link) -> None:
