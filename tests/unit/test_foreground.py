@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import NoLoopError
+from headrace.errors import ConfigError, NoLoopError
 from headrace.foreground import LogOutput, ReadyFile, announce, loop_refusals
 
 
@@ -32,6 +32,19 @@ def test_a_ready_file_is_taken_away_by_who_wrote_it(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_ready_file_stays_when_another_has_put_its_own_there(tmp_path: Path) -> None:
+    """Who ends late still has what it wrote, but under that name there is another's."""
+    path = tmp_path / "ready.json"
+    first, second = ReadyFile(path), ReadyFile(path)
+    first.put(tmp_path, {"admin": "127.0.0.1:1"})
+    second.clear()
+    second.put(tmp_path, {"admin": "127.0.0.1:2"})
+    first.remove()
+    assert json.loads(path.read_text())["listeners"] == {"admin": "127.0.0.1:2"}
+    second.remove()
+    assert not path.exists()
+
+
 def test_a_start_that_fails_takes_no_file_away_that_came_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     ready = ReadyFile(path)
@@ -39,6 +52,22 @@ def test_a_start_that_fails_takes_no_file_away_that_came_meanwhile(tmp_path: Pat
     path.write_text("another's")
     ready.remove()
     assert path.read_text() == "another's"
+
+
+def test_a_ready_file_that_cannot_be_put_leaves_nothing_beside(tmp_path: Path) -> None:
+    """What was written beside it is taken away again."""
+    path = tmp_path / "ready.json"
+    path.mkdir()
+    ready = ReadyFile(path)
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+        ready.put(tmp_path, {})
+    ready.remove()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_folder_of_a_ready_file_has_to_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the folder of --ready-file .* does not exist; make it first"):
+        ReadyFile(tmp_path / "missing" / "ready.json").require_writable()
 
 
 def test_a_line_is_written_by_no_more_than_a_pipe_takes_at_once(
