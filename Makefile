@@ -133,7 +133,7 @@ test-all: INTEROP_ALL := 1
 test-all: test test-spark test-spark-cluster interop crash ## every test, and whether what was recorded of a real RocketMQ still holds
 	$(BIN)/python -m tests.interop.record_rocketmq --compare
 
-interop: build $(VENV)/.extra-test $(VENV)/.extra-interop ## unmodified clients of others (INTEROP_ALL=1: the slow ones too); needs Go, a JDK and Maven
+interop: build $(VENV)/.extra-test $(VENV)/.extra-interop $(VENV)/.extra-spark ## unmodified clients of others (INTEROP_ALL=1: the slow ones too); needs Go, a JDK and Maven
 	@command -v go >/dev/null || { echo "The interop tests build NSQ's own programs: install Go." >&2; exit 1; }
 	tests/interop/go/build.sh
 	tests/interop/rocketgo/build.sh
