@@ -25,8 +25,8 @@ from headrace.remoting.reading.subscriptions import filter_of
 from headrace.remoting.registry import bodies as registry_bodies
 from headrace.remoting.sending.rows import RowIntake
 from headrace.remoting.signature import signed_content
+from headrace.spark.columns import COLUMNS
 from headrace.spark.decode import Decoder
-from headrace.spark.schema import COLUMNS
 from tests.fuzz import lookupd_targets, nsq_targets, pull_targets, store_targets
 from tests.support.exactly_once import encode_rows
 from tests.unit.remoting import vectors

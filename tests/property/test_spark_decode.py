@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.format import record
+from headrace.spark.columns import COLUMNS
 from headrace.spark.decode import Decoder
-from headrace.spark.schema import COLUMNS
 from tests.support.record_rows import lay_log, row_of
 
 i32 = st.integers(-(1 << 31), (1 << 31) - 1)

@@ -40,7 +40,8 @@ from headrace.spark.record_text cimport add_text, put_hex, put_host
 from headrace.errors import CorruptRecordError
 from headrace.format.compression import GIVEN_AS_STORED, INFLATE_ERRORS, inflate
 from headrace.format.names import INTERNAL_TOPICS, SYSTEM_TOPICS
-from headrace.spark.schema import COLUMNS, PROPERTY_PREFIX, arrow_schema
+from headrace.spark.columns import COLUMNS, PROPERTY_PREFIX
+from headrace.spark.schema import arrow_schema
 
 import pyarrow
 

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from headrace.errors import ConfigError
 from headrace.format.names import DEAD_LETTER_PREFIX, RESERVED_PREFIX, RETRY_PREFIX
+from headrace.spark.columns import DEFAULT_COLUMNS, parse_columns, suggest
 from headrace.spark.decode import BROKER_TOPICS
 from headrace.spark.scan import ServersSource, Source, StoreSource
-from headrace.spark.schema import DEFAULT_COLUMNS, parse_columns, suggest
 from headrace.spark.streams.positions import QueueKey
 from headrace.spark.times import first_ms
 

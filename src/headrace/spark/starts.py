@@ -15,6 +15,7 @@ from typing import Final
 
 from headrace.errors import ConfigError
 from headrace.format.record import check, decode
+from headrace.spark.columns import suggest
 from headrace.spark.errors import REMOVED, DataLossError
 from headrace.spark.options import (
     COMMITTED,
@@ -27,7 +28,6 @@ from headrace.spark.options import (
     ReadOptions,
 )
 from headrace.spark.remote import QueueState, ServersView, Snapshot
-from headrace.spark.schema import suggest
 from headrace.spark.streams.positions import QueueKey
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.format import record
 from headrace.spark.arrow_buffers import spare_bytes
+from headrace.spark.columns import COLUMNS
 from headrace.spark.decode import Decoder
-from headrace.spark.schema import COLUMNS
 
 ALL = [*COLUMNS, "prop:region"]
 MAX_SPARE_BYTES = 48 << 20

@@ -10,8 +10,9 @@ import pytest
 from headrace.errors import CorruptRecordError
 from headrace.format import record
 from headrace.format.compression import GIVEN_AS_STORED
+from headrace.spark.columns import COLUMNS
 from headrace.spark.decode import Decoder
-from headrace.spark.schema import COLUMNS, arrow_schema
+from headrace.spark.schema import arrow_schema
 from tests.support.record_rows import lay_log, row_of
 
 ALL = list(COLUMNS)

@@ -1,17 +1,11 @@
-"""Columns: what there is, what a user may ask for, and the errors (spark.md 5.4.3)."""
+"""Columns with their types: those of Spark and Arrow, and a user's own schema (spark.md 5.4.3)."""
 
 import pyarrow as pa
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.spark.schema import (
-    COLUMNS,
-    DEFAULT_COLUMNS,
-    MAY_LACK_ROWS,
-    arrow_schema,
-    columns_of_schema,
-    parse_columns,
-)
+from headrace.spark.columns import COLUMNS
+from headrace.spark.schema import MAY_LACK_ROWS, arrow_schema, columns_of_schema
 
 types = pytest.importorskip("pyspark.sql.types")
 
@@ -37,10 +31,6 @@ def test_arrow_types_are_those_spark_maps_to():
     assert to_arrow_schema(from_arrow_schema(mine), timezone="UTC") == mine
 
 
-def test_default_leaves_out_the_costly_columns():
-    assert set(COLUMNS) - set(DEFAULT_COLUMNS) == {"properties", "msg_id", "born_host", "store_host", "body_crc_ok"}
-
-
 def test_what_a_source_says_that_it_has():
     """With spark.sql.timestampType=TIMESTAMP_NTZ every read without a schema was refused: times have a zone."""
     from headrace.spark.source import HeadraceDataSource
@@ -54,31 +44,6 @@ def test_what_a_source_says_that_it_has():
     assert schema("properties") == spark_schema("properties map")
     for fail, metadata in (("true", {}), ("false", MAY_LACK_ROWS)):
         assert [field.metadata for field in schema("topic,body", failOnDataLoss=fail)] == [metadata] * 2
-
-
-def test_columns_option():
-    assert parse_columns("topic, tags,prop:region") == ("topic", "tags", "prop:region")
-    assert arrow_schema(["prop:region"]).names == ["prop_region"]
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("topics", "did you mean 'topic'"),
-        ("store_tz", "'store_ts'"),
-        ("", "no column"),
-        ("tags,tags", "twice"),
-        ("prop:", "prop:NAME"),
-    ],
-)
-def test_wrong_columns_are_named(text, says):
-    with pytest.raises(ConfigError, match=says):
-        parse_columns(text)
-
-
-def test_unknown_column_lists_the_valid_ones():
-    with pytest.raises(ConfigError, match="queue_offset, log_offset"):
-        parse_columns("nothing_like_it")
 
 
 def test_user_schema():

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from headrace.errors import ConfigError
+from headrace.spark.columns import parse_columns
 from headrace.spark.errors import DataLossError
 from headrace.spark.jobs import lake
 from headrace.spark.jobs.archive_plan import Plan, make_plan
@@ -103,7 +104,6 @@ class Config(JobConfig):
     def selection(self) -> Selection:
         """What the archive is to hold."""
         from headrace.spark.jobs.archive_files import NEEDED  # noqa: PLC0415  # needs pyarrow
-        from headrace.spark.schema import parse_columns  # noqa: PLC0415  # needs pyarrow
 
         chosen = parse_columns(self.columns) if self.columns else DEFAULT_COLUMNS
         missing = tuple(column for column in NEEDED if column not in chosen)

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from headrace.errors import ConfigError
 from headrace.settings.units import parse_duration_ms, parse_size
+from headrace.spark.columns import suggest
 from headrace.spark.options import declared_options, nonempty, number, one_of, option, parse_options, require_both_keys
-from headrace.spark.schema import suggest
 from headrace.spark.writing.route import require_topic
 from headrace.spark.writing.row_columns import ROLE_NAMES
 
