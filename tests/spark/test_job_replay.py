@@ -7,7 +7,6 @@ import time
 import zlib
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -279,10 +278,11 @@ def test_a_topic_that_cannot_have_its_own_name_says_where_it_can_go(spark, broke
     assert read_bodies(broker, "dotless") == ["dotted"]
 
 
-def test_a_topic_that_is_not_sent_is_not_mapped():
+def test_a_topic_that_is_not_sent_is_not_mapped(tmp_path):
     """``--map %DLQ%billing=again`` alone sent all ordinary topics, and no dead letter."""
-    covered = manifest.Manifest(Path("x"), [])
-    config = replay.Config(archive=Path("x"), servers="127.0.0.1:1", map=("%DLQ%billing=again",))
+    (tmp_path / manifest.FOLDER).mkdir()
+    covered = manifest.Manifest(tmp_path, [])
+    config = replay.Config(archive=tmp_path, servers="127.0.0.1:1", map=("%DLQ%billing=again",))
     selection = manifest.Selection(topics=("%DLQ%billing",))
     covered.epochs.append(manifest.Epoch(epoch=1, selection=selection, brokers={}, files=[]))
     with pytest.raises(ConfigError, match=r"--map %DLQ%billing=\.\.\.: this is no ordinary topic .* --topics names it"):

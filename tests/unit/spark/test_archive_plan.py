@@ -153,9 +153,10 @@ def test_plan_of_another_store_is_refused(store, config):
     leave_plan(config, store_ids={"b": "cd" * 16})
     with pytest.raises(ConfigError, match="another store of broker 'b'"):
         resume(config)
-    leave_plan(replace(config, to=config.to / "2"), store_ids={"other": ID})
+    second = replace(config, to=config.to.with_name("second"))
+    leave_plan(second, store_ids={"other": ID})
     with pytest.raises(ConfigError, match="holds this store as broker 'other', not 'b'"):
-        resume(replace(config, to=config.to / "2"))
+        resume(second)
 
 
 def test_another_store_is_refused_also_behind_one_that_did_not_say_what_it_is(store, config):

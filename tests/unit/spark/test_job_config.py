@@ -140,13 +140,14 @@ def test_the_folder_that_one_is_in_can_be_named(tmp_path, monkeypatch):
 
 
 def test_a_name_of_the_broker_is_that_of_a_store(tmp_path):
-    (tmp_path / "commitlog").mkdir()
+    store = tmp_path / "store"
+    (store / "commitlog").mkdir(parents=True)
     for name in ("archive", "stats", "verify"):
         config: Any = load_job(name).config
         to = {} if name == "verify" else {"to": tmp_path / "x"}
         with pytest.raises(ConfigError, match="--broker says what to call the broker of --store"):
             config(servers="a:1", broker="b", **to)
-        assert config(store=tmp_path, broker="b", **to).broker == "b"
+        assert config(store=store, broker="b", **to).broker == "b"
     with pytest.raises(ConfigError, match="leave options of logs away"):
         config(archive=tmp_path, broker="b")
 
@@ -180,6 +181,34 @@ def test_a_name_of_the_broker_is_that_of_a_store(tmp_path):
 def test_wrong_options_name_themselves(given, says):
     with pytest.raises(ConfigError, match=says):
         Example.parse(given)
+
+
+@pytest.mark.parametrize(
+    ("job", "given", "says"),
+    [
+        ("archive", {"to": "new", "columns": "topic,bodi"}, "there is no column 'bodi'; did you mean 'body'"),
+        ("archive", {"to": "other"}, "other is not empty and is no archive"),
+        ("archive", {"to": "archive/day=1"}, "lies in an archive"),
+        ("archive", {"to": "a%20b", "table_format": "delta"}, "deltalake would look for"),
+        ("rebuild", {"to": "archive/new"}, "lies in an archive"),
+        ("replay", {"archive": "none"}, "--archive .*none is not a directory"),
+        ("replay", {"archive": "other"}, "--archive .*other is not an archive"),
+        ("replay", {"archive": "archive", "to": "a.b"}, "--to: 'a.b' is no name of a topic to write to"),
+        ("replay", {"archive": "archive", "map": "a=b,c=%SYS%d"}, "--map 'c=%SYS%d': '%SYS%d' is no name of a topic"),
+        ("verify", {"archive": "other"}, "--archive .*other is not an archive"),
+        ("search", {"archive": "other", "key": "k"}, "--archive .*other is not an archive"),
+        ("dedup", {"archive": "other"}, "--archive .*other is not an archive"),
+        ("dedup", {"topics": "a", "to_topic": "a.b"}, "--to-topic: 'a.b' is no name of a topic"),
+        ("alerts", {"to_topic": "a.b"}, "--to-topic: 'a.b' is no name of a topic"),
+    ],
+)
+def test_what_folders_and_names_have_wrong_is_said_before_spark_starts(job, given, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("archive/_manifest", "other/x", "store/commitlog"):
+        (tmp_path / folder).mkdir(parents=True)
+    source = {"store": "store"} if job in ("archive", "rebuild") else {"servers": "a:1"} if job != "verify" else {}
+    with pytest.raises(ConfigError, match=says):
+        load_job(job).config.parse(source | given)
 
 
 @pytest.mark.parametrize("job", ["verify", "rebuild"])
@@ -255,7 +284,7 @@ def test_secret_comes_from_file_or_environment_and_is_never_shown(tmp_path, monk
     assert JobConfig(servers="a:1").secret_key() == ""
     for wrong in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="cannot be read"):
-            JobConfig(secret_file=wrong).secret_key()
+            JobConfig(servers="a:1", secret_file=wrong)
 
 
 @pytest.mark.parametrize("given", [{"access_key": "me"}, {"secret_file": "secret"}])
@@ -265,7 +294,14 @@ def test_one_key_alone_is_refused_in_one_sentence(given, tmp_path, monkeypatch):
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     (tmp_path / "secret").write_text("hush")
     with pytest.raises(ConfigError, match=r"--access-key.* secret"):
-        JobConfig(servers="a:1", **given).secret_key()
+        JobConfig(servers="a:1", **given)
+
+
+@pytest.mark.parametrize("given", [{"access_key": "me"}, {"secret_file": "secret"}])
+def test_keys_are_for_servers(given, tmp_path):
+    """A job that reads files took no notice of them, not even of a secret file that was not there."""
+    with pytest.raises(ConfigError, match="--access-key and --secret-file are for --servers"):
+        JobConfig(store=tmp_path, **given)
 
 
 def test_every_job_has_options_a_help_and_no_pyspark_at_import():

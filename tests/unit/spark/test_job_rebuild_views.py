@@ -57,12 +57,13 @@ def test_a_full_disk_names_the_file_of_the_index(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("name", ["index_slots", "index_entries"])
 def test_an_index_that_no_broker_makes_is_refused(tmp_path: Path, name: str) -> None:
     """Files of one entry had room for no key: the job made more and more of them, and never ended."""
-    (tmp_path / "commitlog").mkdir()
+    store = tmp_path / "store"
+    (store / "commitlog").mkdir(parents=True)
     for size in (0, 1_000):
-        Config(store=tmp_path, to=tmp_path / "new", **{name: size}).validate()  # type: ignore[arg-type]
+        Config(store=store, to=tmp_path / "new", **{name: size})  # type: ignore[arg-type]
     for size in (1, 999):
         with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} is {size}: accepted is 0, and 1000 on"):
-            Config(store=tmp_path, to=tmp_path / "new", **{name: size}).validate()  # type: ignore[arg-type]
+            Config(store=store, to=tmp_path / "new", **{name: size})  # type: ignore[arg-type]
 
 
 def test_a_damaged_side_file_leaves_no_folder_behind(tmp_path: Path) -> None:

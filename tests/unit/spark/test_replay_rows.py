@@ -89,9 +89,16 @@ def test_files_that_overlap_in_the_log_are_read_together():
     assert replay.beside_each_other([last, today, first, yesterday]) == [[first], [yesterday, today], [last]]
 
 
-def test_another_archive_of_the_same_store_has_another_identity(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    """Folder of an archive without epochs."""
+    (tmp_path / FOLDER).mkdir()
+    return tmp_path
+
+
+def test_another_archive_of_the_same_store_has_another_identity(folder):
     """It numbers other rows: those that the first one lacks would be taken for duplicates."""
-    config = replay.Config(archive=tmp_path, servers="h:1")
+    config = replay.Config(archive=folder, servers="h:1")
 
     def identity(start, since=None, epochs=1):
         covered = {"b": BrokerRange(start=start, end=500, store_id="s")}
@@ -100,20 +107,20 @@ def test_another_archive_of_the_same_store_has_another_identity(tmp_path):
             Epoch(epoch=n + 1, selection=Selection(since=since), brokers=more if n else covered, files=[])
             for n in range(epochs)
         ]
-        return replay.identity(config, Manifest(tmp_path, made), "b", "t")
+        return replay.identity(config, Manifest(folder, made), "b", "t")
 
     assert identity(0) == identity(0, epochs=2)
     assert len({identity(0), identity(100), identity(0, since=7)}) == 3
 
 
-def test_a_store_that_once_did_not_say_what_it_is_is_the_same(tmp_path):
+def test_a_store_that_once_did_not_say_what_it_is_is_the_same(folder):
     """As a copy of the log alone, from which an archive went on: the replay of before would send everything again."""
-    config = replay.Config(archive=tmp_path, servers="h:1")
+    config = replay.Config(archive=folder, servers="h:1")
     known = BrokerRange(start=0, end=500, store_id="s")
     unknown = BrokerRange(start=500, end=600)
 
     def made(*ranges):
-        return Manifest(tmp_path, [
+        return Manifest(folder, [
             Epoch(epoch=number, selection=Selection(), brokers={"b": covered}, files=[])
             for number, covered in enumerate(ranges, 1)
         ])  # fmt: skip
@@ -124,13 +131,13 @@ def test_a_store_that_once_did_not_say_what_it_is_is_the_same(tmp_path):
     assert made(unknown).store_ids == {}
 
 
-def test_a_name_of_ones_own_stands_for_the_rows_of_the_same_times(tmp_path):
+def test_a_name_of_ones_own_stands_for_the_rows_of_the_same_times(folder):
     """Rows are numbered from the first one sent on: of other times they would be taken for duplicates."""
     covered = {"b": BrokerRange(start=0, end=500, store_id="s")}
-    made = Manifest(tmp_path, [Epoch(epoch=1, selection=Selection(), brokers=covered, files=[])])
+    made = Manifest(folder, [Epoch(epoch=1, selection=Selection(), brokers=covered, files=[])])
 
     def identity(**options):
-        return replay.identity(replay.Config(archive=tmp_path, servers="h:1", **options), made, "b", "t")
+        return replay.identity(replay.Config(archive=folder, servers="h:1", **options), made, "b", "t")
 
     assert identity(txn="a", since=5, until=9) == identity(txn="a", since=5, until=9)
     times = [{}, {"since": 5}, {"since": 5, "until": 9}, {"since": 7, "until": 9}]
@@ -138,12 +145,11 @@ def test_a_name_of_ones_own_stands_for_the_rows_of_the_same_times(tmp_path):
 
 
 @pytest.mark.parametrize("written", ["true", "TRUE", "True"])
-def test_speculation_is_refused_however_spark_lets_it_be_written(written, tmp_path):
-    (tmp_path / FOLDER).mkdir()
-    write_epoch(tmp_path, Epoch(epoch=1, selection=Selection(), brokers={}, files=[]))
+def test_speculation_is_refused_however_spark_lets_it_be_written(written, folder):
+    write_epoch(folder, Epoch(epoch=1, selection=Selection(), brokers={}, files=[]))
     spark: Any = SimpleNamespace(conf={"spark.speculation": written})
     with pytest.raises(ConfigError, match=r"switch spark\.speculation off"):
-        replay.run(spark, replay.Config(archive=tmp_path, servers="h:1"))
+        replay.run(spark, replay.Config(archive=folder, servers="h:1"))
 
 
 @pytest.mark.parametrize(
@@ -154,9 +160,9 @@ def test_speculation_is_refused_however_spark_lets_it_be_written(written, tmp_pa
         ({"map": ("a",)}, "write FROM=TO"),
     ],
 )
-def test_map_that_says_nothing_is_refused(options, says, tmp_path):
+def test_map_that_says_nothing_is_refused(options, says, folder):
     with pytest.raises(ConfigError, match=says):
-        replay.Config(archive=tmp_path, servers="h:1", **options)
+        replay.Config(archive=folder, servers="h:1", **options)
 
 
 @pytest.mark.parametrize("retries", [0, 2])

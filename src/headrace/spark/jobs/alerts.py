@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
-from headrace.spark.jobs.config import JobConfig, option
+from headrace.spark.jobs.config import JobConfig, option, require_target_topic
 from headrace.spark.jobs.summary import Summary
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Config(JobConfig):
             )
         if self.to_topic and not self.servers:
             raise ConfigError("--to-topic needs --servers: alerts are written to a running cluster", key="to_topic")
+        require_target_topic(self.to_topic, "--to-topic")
         if self.brokers and (self.tables is not None or not self.servers):
             raise ConfigError(
                 "--brokers are looked for in the registries: it needs --servers, and no --tables", key="brokers"

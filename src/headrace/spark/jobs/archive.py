@@ -89,7 +89,7 @@ class Config(JobConfig):
     broker: str = option("", help="What to call the broker of --store; by default the folder's name.", metavar="NAME")
 
     def validate(self) -> None:
-        """Check that there is one source and that the folder is one."""
+        """Check that there is one source, that the folder is one for an archive, and what is to be in it."""
         self.require_source()
         if self.broker and self.store is None:
             raise ConfigError(BROKER_OF_STORE, key="broker")
@@ -99,6 +99,11 @@ class Config(JobConfig):
             )
         if self.to.exists() and not self.to.is_dir():
             raise ConfigError(f"--to {self.to} is not a directory", key="to")
+        require_outside(self.to, "to", is_archive=True)
+        check_folder(self.to)
+        lake.require(self.table_format, self.to)
+        if self.columns:
+            parse_columns(self.columns)
 
     @property
     def selection(self) -> Selection:
@@ -130,9 +135,7 @@ def run(spark: SparkSession, config: Config) -> Summary:
     from headrace.spark.tasks import parallelism  # noqa: PLC0415  # needs pyspark
 
     summary = Summary(job="archive", dry_run=config.dry_run)
-    require_outside(config.to, "to", is_archive=True)
-    check_folder(config.to)
-    lake.require(config.table_format, config.to)
+    config.validate()  # again: the folder may be another one by now
     phase("planning")
     source = cut_source_of(config, config.broker)
     if not is_begun(config.to):

@@ -38,6 +38,7 @@ from headrace.errors import ConfigError, TopicNotFoundError
 from headrace.remoting.blocking.connection import split_servers
 from headrace.settings.units import parse_delays_ms, parse_duration_ms, parse_size
 from headrace.spark.times import FIRST_MS, LAST_MS, first_ms
+from headrace.spark.writing.route import require_topic
 
 Value = TypeVar("Value")
 Self = TypeVar("Self", bound="JobConfig")
@@ -233,6 +234,13 @@ class JobConfig:
             object.__setattr__(self, declared.name, declared.read(given))
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise ConfigError("--since is not before --until", key="since")
+        if self.servers:
+            self.secret_key()  # for what may be wrong with it
+        elif self.access_key or self.secret_file is not None:
+            raise ConfigError(
+                "--access-key and --secret-file are for --servers, which is not named: leave them away",
+                key="access_key",
+            )
         self.validate()
 
     def validate(self) -> None:
@@ -351,6 +359,22 @@ def require_store(path: Path | None, name: str) -> None:
         raise ConfigError(
             f"--{name} {path} is no store: it has no folder commitlog; name the broker's --data-dir", key=name
         )
+
+
+def require_target_topic(topic: str, given: str) -> None:
+    """Refuse a topic to write to whose name no producer may use; none that is named, "", is accepted.
+
+    Args:
+        given: The option that names it, as it was written.
+
+    Raises:
+        ConfigError: it breaks a rule.
+    """
+    if topic:
+        try:
+            require_topic(topic)
+        except ConfigError as error:
+            raise ConfigError(f"{given}: {error}", key="topic") from None
 
 
 def require_known_topics(topics: Iterable[str], known: Collection[str], where: str = "") -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 from headrace.errors import ConfigError
 from headrace.spark import functions as F  # noqa: N812  # as PySpark calls them
 from headrace.spark.jobs import manifest
-from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
+from headrace.spark.jobs.config import JobConfig, option, require_known_topics, require_target_topic, show_time
 from headrace.spark.jobs.folder import read_files, read_path, wanted_rows
 from headrace.spark.jobs.log_rows import note_damage, plan_between, require_topics, rows_of, source_of
 from headrace.spark.jobs.progress import phase
@@ -62,12 +62,15 @@ class Config(JobConfig):
             self.require_source()
         elif self.store is not None:
             raise ConfigError("name either --archive DIR or --store DIR", key="archive")
+        else:
+            manifest.require_archive(self.archive)
         if self.to is not None and self.report is not None:
             to, report = self.to.resolve(), self.report.resolve()
             if to.is_relative_to(report) or report.is_relative_to(to):
                 raise ConfigError("--to and --report are two folders: the one would replace the other", key="report")
         if self.to_topic and not self.servers:
             raise ConfigError("--to-topic needs --servers: messages are written to a running cluster", key="to_topic")
+        require_target_topic(self.to_topic, "--to-topic")
         if self.to_topic and (not self.topics or self.to_topic in self.topics):
             raise ConfigError(
                 "--to-topic needs --topics, and must not be one of them: the job would read what it writes",

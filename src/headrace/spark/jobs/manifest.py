@@ -191,6 +191,18 @@ class Manifest:
         return str(path)
 
 
+def require_archive(root: Path) -> None:
+    """Refuse a folder that is no archive, which takes a look at its name alone.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not root.is_dir():
+        raise ConfigError(f"--archive {root} is not a directory: name the folder of an archive", key="archive")
+    if not (root / FOLDER).is_dir():
+        raise ConfigError(f"--archive {root} is not an archive: it has no folder {FOLDER}", key="archive")
+
+
 def load(path: Path | str) -> Manifest:
     """Return the manifest of the archive in a folder.
 
@@ -199,10 +211,7 @@ def load(path: Path | str) -> Manifest:
         ArchiveError: an epoch is damaged or missing, or of a newer version.
     """
     root = Path(path)
-    if not root.is_dir():
-        raise ConfigError(f"{root} is not a directory: name the folder of an archive")
-    if not (root / FOLDER).is_dir():
-        raise ConfigError(f"{root} is not an archive: it has no {FOLDER} folder")
+    require_archive(root)
     manifest = load_epochs(root)
     if not manifest.epochs:
         began = (root / FOLDER / PLAN).exists()

@@ -79,6 +79,7 @@ class Config(JobConfig):
             )
         if self.to is not None and self.to.exists() and (not self.to.is_dir() or any(self.to.iterdir())):
             raise ConfigError(f"--to {self.to} is there already: name a new folder", key="to")
+        require_outside(self.to, "to")
 
 
 @dataclass
@@ -101,7 +102,6 @@ def run(spark: SparkSession, config: Config) -> Summary:
     from headrace.spark import scan  # noqa: PLC0415  # needs pyarrow
 
     assert config.store is not None
-    require_outside(config.to, "to")
     summary = Summary(job="rebuild", dry_run=config.dry_run)
     is_open = not config.replace and is_held(StoreLayout(config.store).lock)
     with _hold(config.store) if config.replace else contextlib.nullcontext():

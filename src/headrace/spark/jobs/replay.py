@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.errors import ConfigError
 from headrace.format.names import INTERNAL_TOPICS
-from headrace.spark.jobs.config import JobConfig, option, require_known_topics, show_time
-from headrace.spark.jobs.manifest import ArchiveFile, Manifest, load
+from headrace.spark.jobs.config import JobConfig, option, require_known_topics, require_target_topic, show_time
+from headrace.spark.jobs.manifest import ArchiveFile, Manifest, load, require_archive
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.publishing import summarise_skipped
 from headrace.spark.jobs.summary import Summary, Table
+from headrace.spark.writing.route import require_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +62,7 @@ class Config(JobConfig):
             raise ConfigError("--rate and --speed both say how fast: name one", key="rate")
         if self.to and self.map:
             raise ConfigError("--to sends everything to one topic: leave --map away", key="map")
+        require_target_topic(self.to, "--to")
         mapped: set[str] = set()
         for pair in self.map:
             origin, equals, target = pair.partition("=")
@@ -71,6 +73,8 @@ class Config(JobConfig):
             if self.topics and origin not in self.topics:
                 raise ConfigError(f"--map {pair!r}: topic {origin!r} is not among --topics", key="map")
             mapped.add(origin)
+            require_target_topic(target, f"--map {pair!r}")
+        require_archive(self.archive)
 
     def target_of(self, topic: str) -> str:
         """Return where messages of a topic go."""
@@ -142,14 +146,10 @@ def require_targets(config: Config, topics: list[str]) -> None:
     Raises:
         ConfigError: there is one.
     """
-    from headrace.spark.writing.route import require_topic  # noqa: PLC0415  # needs pyarrow
-
     for topic in topics:
         try:
             require_topic(config.target_of(topic))
-        except ConfigError as error:
-            if config.target_of(topic) != topic:
-                raise
+        except ConfigError as error:  # its own name: what options say was accepted with them
             raise ConfigError(
                 f"topic {topic!r} cannot be sent to under its own name: --map {topic}=TOPIC or --to TOPIC says where "
                 f"its messages go ({error})",

@@ -72,8 +72,8 @@ class Config(JobConfig):
         """Check what belongs together."""
         if self.store is not None or self.servers or self.archive is None:
             self.require_source()
-        if self.archive is not None and not self.archive.is_dir():
-            raise ConfigError(f"--archive {self.archive} is not a directory", key="archive")
+        if self.archive is not None:
+            manifest.require_archive(self.archive)
         if not (self.key or self.id or self.contains or self.since is not None or self.until is not None):
             raise ConfigError("say what to look for: --key, --id, --contains, --since or --until", key="key")
         for text in self.id:

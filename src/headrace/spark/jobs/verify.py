@@ -20,6 +20,7 @@ from headrace.format.findings import Finding
 from headrace.settings import BrokerSettings
 from headrace.spark.jobs.config import BROKER_OF_STORE, JobConfig, option, require_store
 from headrace.spark.jobs.failure import explain
+from headrace.spark.jobs.manifest import require_archive
 from headrace.spark.jobs.progress import phase
 from headrace.spark.jobs.summary import DONE, FAILED, NOT_CHECKED, Summary, Table
 
@@ -61,6 +62,8 @@ class Config(JobConfig):
             require_store(self.against, "against")
         elif self.servers or self.store or self.against or self.index or self.broker:
             raise ConfigError("--archive is checked by itself: leave options of logs away", key="archive")
+        else:
+            require_archive(self.archive)
 
 
 def run(spark: SparkSession, config: Config) -> Summary:
