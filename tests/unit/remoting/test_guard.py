@@ -14,6 +14,8 @@ from headrace.remoting.codec import Command
 from headrace.remoting.codes import RequestCode
 from headrace.remoting.guard import BROKER_NEEDS, REGISTRY_NEEDS, Guard
 from headrace.remoting.handlers.clients import read_consumers
+from headrace.remoting.handlers.table import GATHERED, HANDLERS
+from headrace.remoting.registry.handlers import HANDLERS as REGISTRY_HANDLERS
 from headrace.remoting.signature import signed_ext
 from tests.support.steps import all_of
 
@@ -163,6 +165,33 @@ def test_traces_are_sent_by_every_user_and_read_by_right(code: RequestCode, name
 def test_other_requests_need_a_valid_signature_only() -> None:
     """remoting.md 7.1: codes not listed."""
     assert broker_guard().admit(signed(30, {"topic": "U"}), FAR).name == "app"
+
+
+def test_whoever_adds_a_request_says_what_it_needs() -> None:
+    """One that is forgotten in the table of needs would be open to every user."""
+    names = RequestCode
+    open_to_users = {
+        # what there is, how it is doing
+        names.GET_ALL_TOPIC_CONFIG, names.GET_TOPIC_CONFIG, names.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
+        names.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, names.GET_SUBSCRIPTIONGROUP_CONFIG, names.CHECK_CLIENT_CONFIG,
+        names.GET_BROKER_RUNTIME_INFO, names.VIEW_BROKER_STATS_DATA, names.GET_TOPIC_STATS_INFO,
+        # who is connected, how far they are
+        names.GET_CONSUMER_CONNECTION_LIST, names.GET_PRODUCER_CONNECTION_LIST, names.GET_ALL_PRODUCER_INFO,
+        names.GET_CONSUMER_RUNNING_INFO, names.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, names.QUERY_TOPIC_CONSUME_BY_WHO,
+        names.GET_CONSUME_STATS, names.GET_BROKER_CONSUME_STATS, names.QUERY_CONSUME_TIME_SPAN,
+        names.GET_ALL_CONSUMER_OFFSET, names.GET_ALL_DELAY_OFFSET,
+        # positions in queues
+        names.SEARCH_OFFSET_BY_TIMESTAMP, names.GET_MAX_OFFSET, names.GET_MIN_OFFSET, names.GET_EARLIEST_MSG_STORETIME,
+        # what names messages: whether their topics are the user's their handlers ask
+        names.VIEW_MESSAGE_BY_ID, names.END_TRANSACTION, names.END_BATCH,
+    }  # fmt: skip
+    assert {*HANDLERS, *GATHERED} - set(BROKER_NEEDS) == open_to_users
+    assert set(REGISTRY_HANDLERS) - set(REGISTRY_NEEDS) == {
+        names.GET_ROUTEINFO_BY_TOPIC, names.GET_BROKER_CLUSTER_INFO, names.GET_KV_CONFIG, names.GET_KVLIST_BY_NAMESPACE,
+        names.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, names.GET_TOPICS_BY_CLUSTER, names.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+        names.GET_UNIT_TOPIC_LIST, names.GET_HAS_UNIT_SUB_TOPIC_LIST, names.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+        names.GET_NAMESRV_CONFIG,
+    }  # fmt: skip
 
 
 def test_refusals_are_logged_once_a_minute_for_each_address(caplog: pytest.LogCaptureFixture) -> None:
