@@ -45,6 +45,8 @@ class BrokerProcess:
         self.folder = folder
         self.data_dir = folder / "store"
         self.log_path = folder / "broker.log"
+        self.build: Path | None = None
+        """``src`` of the build that the next start runs; None: the one that is installed."""
         self.listeners: dict[str, str] = {}
         self.pid = -1
         self._arguments = arguments
@@ -62,8 +64,11 @@ class BrokerProcess:
             *self._prefix, str(Path(sys.executable).with_name("headrace")), "serve", "--data-dir", str(self.data_dir),
             *self._free_ports, "--ready-file", str(self._ready_file), "--store.segment-bytes", "1MiB", *self._arguments,
         ]  # fmt: skip
+        variables = os.environ | ({} if self.build is None else {"PYTHONPATH": str(self.build)})
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=variables
+            )
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> bool:
         """Return True once it serves, False when ``timeout_s`` passed.

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class CrashRun:
 
     Args:
         long_share: Share of cycles so long that a FIN or a committed offset can be older than what a crash may forget.
+        others: ``src`` folders of other builds; each start takes one of these or the own one.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class CrashRun:
         history: Path | None = None,
         long_share: float = 1 / 20,
         protocol: str = "nsq",
+        others: Sequence[Path] = (),
     ) -> None:
         self.seed = seed
+        self.others = others
         self.long_share = long_share
         self.totals = Totals()
         self._protocol = PROTOCOLS[protocol]
@@ -156,7 +159,12 @@ class CrashRun:
         """What was found."""
         return list(self.checker.violations)
 
+    def _take_build(self, rng: random.Random) -> None:
+        if self.others:
+            self.broker.build = rng.choice((None, *self.others))
+
     def _start(self, rng: random.Random) -> Any:
+        self._take_build(rng)
         began = time.monotonic()
         self.broker.start()
         self.totals.start_seconds.append(time.monotonic() - began)
@@ -166,6 +174,7 @@ class CrashRun:
         return load
 
     def _kill_in_start(self, rng: random.Random) -> None:
+        self._take_build(rng)
         self.broker.spawn()
         slowest = max(self.totals.start_seconds[-5:], default=0.3)
         time.sleep(rng.uniform(0.0, slowest * 1.1))
@@ -281,6 +290,13 @@ def run_protocol(run: CrashRun, name: str, cycles: int, console: Console, *, sto
 @click.option("--segment-bytes", default="1MiB", show_default=True, help="From 4MiB on zeros are written ahead.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where to work; a temporary folder by default.")
 @click.option("--history", is_flag=True, help="Write every event to history.jsonl in the folder.")
+@click.option(
+    "--other",
+    "others",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
+    help="Folder src of another build, of an older version: each start takes one of them at random.",
+)
 @click.option("--stop-at-first", is_flag=True, help="Stop at the first violation, with the store as it is.")
 def main(
     cycles: int,
@@ -290,6 +306,7 @@ def main(
     segment_bytes: str,
     folder: Path | None,
     history: bool,
+    others: tuple[Path, ...],
     stop_at_first: bool,
 ) -> None:
     """Kill a broker under load, restart it, and check that it kept its promises."""
@@ -306,6 +323,7 @@ def main(
             segment_bytes=segment_bytes,
             history=folder / name / "history.jsonl" if history else None,
             protocol=name,
+            others=others,
         )
         failed |= not run_protocol(run, name, cycles, console, stop_at_first=stop_at_first)
     if failed or not made:

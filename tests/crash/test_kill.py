@@ -34,3 +34,19 @@ def test_kill_under_load(tmp_path: Path, protocol: str, durability: str) -> None
     assert [str(violation) for violation in run.violations[:10]] == []
     assert run.totals.acknowledged > 100
     assert run.totals.deliveries > 100
+
+
+def test_starts_take_one_of_two_builds(tmp_path: Path) -> None:
+    """``--other``: what an upgrade, and the way back, does to a store."""
+    other, started = tmp_path / "other", tmp_path / "started"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text(f"with open({str(started)!r}, 'a') as file:\n    file.write('.')\n")
+    run = CrashRun(tmp_path, seed=3, long_share=0, others=(other,))
+    try:
+        for number in range(3):
+            run.cycle(number)
+        run.finish()
+    finally:
+        run.broker.kill()
+    assert [str(violation) for violation in run.violations[:10]] == []
+    assert 0 < len(started.read_text()) < len(run.totals.start_seconds) + run.totals.kills_in_start
