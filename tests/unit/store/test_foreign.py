@@ -192,6 +192,40 @@ def test_what_retention_took_is_not_shown(tmp_path: Path) -> None:
     close(broker)
 
 
+def test_a_log_of_many_years_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Physical offsets of terabytes, queue offsets of billions: no number of 32 bits is on their way."""
+    base, first = 1 << 42, 28_634 * 300_000  # RocketMQ's files begin at such a multiple
+    source = tmp_path / "source"
+    record = layouts.Record(queue_offset=first, physical_offset=base, body=b"old", topic=b"t", store_ms=1).encode()
+    for folder in ("commitlog", "config", "consumequeue/t/0"):
+        (source / folder).mkdir(parents=True)
+    (source / "commitlog" / f"{base:020d}").write_bytes(record.ljust(MIB, b"\0"))
+    entry = struct.pack(">qiq", base, len(record), 0)
+    (source / "consumequeue/t/0" / f"{first * 20:020d}").write_bytes(entry.ljust(300_000 * 20, b"\0"))
+    topics = {"t": configuration("t", 1, 1)}
+    (source / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": topics}))
+    target = tmp_path / "new"
+    assert import_(source, target) == 0
+    broker = open_broker(target)
+    channel = broker.ensure_channel(broker.topics["t"], "c")
+    batch = PublishBatch()
+    batch.destinations = ["t"]
+    for body in (b"new", b"newer"):
+        batch.append(body, 0)
+    broker.publish(batch)
+    broker.store.flush()
+    broker.release_channels()
+    assert channel.depth == 3
+    close(broker)
+    broker = open_broker(target)
+    (queue,) = broker.topics["t"].queues
+    assert (queue.min_offset, queue.next_offset) == (first, first + 3)
+    assert [at > base for at, *_ in queue.entries(first + 1, 2)] == [True, True]
+    assert broker.find_channel("t", "c").depth == 3
+    close(broker)
+    assert run(["store", "check", str(target)]) == 0
+
+
 def test_log_that_was_ours_before_is_brought_up_to_date(tmp_path: Path) -> None:
     """What we made, RocketMQ changed and deleted meanwhile: topics are as its file says, channels begin anew."""
     root = tmp_path / "source"
