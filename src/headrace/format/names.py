@@ -1,4 +1,4 @@
-"""Names of files and of the topics we keep for ourselves."""
+"""Names of files and of the topics we keep for ourselves, and how far names and ids reach."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ MAX_TOPIC_BYTES = 127
 
 MAX_QUEUES = 65_536
 """Queues of one topic: a queue id has 16 bits in the channels' journal."""
+
+LOG_END = 1 << 47
+"""No physical offset is as high: the ids of NSQ's messages have 47 bits for it, and one for ephemeral topics."""
 
 EPHEMERAL_SUFFIX = "#ephemeral"
 """Of topics and channels that end with their last consumer, as NSQ spells them."""

@@ -35,7 +35,7 @@ from headrace.errors import (
 )
 from headrace.format.epochs import Epoch, Epochs
 from headrace.format.layout import SIDE, StoreLayout, log_files, no_log_files, queue_folders
-from headrace.format.names import SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
+from headrace.format.names import LOG_END, SYSTEM_TOPICS, is_offset_name, segment_name, topic_of_directory
 from headrace.format.queue_entry import DEFAULT_FILE_BYTES, ENTRY, FILLER_BYTES, StoredQueue
 from headrace.format.side_file import make_folder, naming, sync_folder, write_side_file
 from headrace.format.sparse import has_bytes, written_ranges
@@ -244,6 +244,12 @@ def _segments(commit_log: Path, files: list[Path]) -> tuple[list[Path], int]:
             raise ForeignStoreError(f"{commit_log / segment_name(wanted)} is missing: restore the store from a backup")
     while len(files) > 1 and _is_unwritten(files[-1]):
         files.pop()  # made ahead
+    if int(files[-1].name) + 2 * size > LOG_END:
+        raise ForeignStoreError(
+            f"{files[-1]}: a log of Headrace ends at physical offset {LOG_END} (128 TiB), the most that the ids of "
+            "NSQ's messages can name. Let consumers read what is left, and import a folder with the broker's config "
+            "alone: that takes over its topics and groups"
+        )
     return files, size
 
 

@@ -16,7 +16,7 @@ from headrace.errors import (
     StoreFullError,
     remedy_for,
 )
-from headrace.format.names import segment_name
+from headrace.format.names import LOG_END, segment_name
 from headrace.format.side_file import naming, sync_folder
 from headrace.lock_file import require_in_place
 from headrace.settings import StoreSettings
@@ -156,6 +156,11 @@ class SegmentSupply:
 
     def _allocate(self, first_offset: int) -> Segment:
         path = f"{self._directory.commit_log}/{segment_name(first_offset)}"
+        if first_offset + self._log.segment_bytes > LOG_END:
+            raise StoreFullError(
+                f"{self._directory.commit_log} is at the end of what a log can hold, physical offset {LOG_END} "
+                "(128 TiB): begin a new store, in another store.data_dir"
+            )
         try:
             require_in_place(path)
             remove_unfinished(Path(path), self._log.segment_bytes)

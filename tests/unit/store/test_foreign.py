@@ -29,6 +29,7 @@ from headrace.broker.topic import TopicConfig
 from headrace.cli.program import run
 from headrace.clock import Clock
 from headrace.errors import ForeignStoreError, SideFileError, StoreFullError, StoreLockedError, UnsyncedError
+from headrace.format.names import LOG_END
 from headrace.format.queue_entry import ENTRY, FILLER_BYTES
 from headrace.format.record import encode_properties, tag_hash
 from headrace.settings import BrokerSettings
@@ -192,10 +193,8 @@ def test_what_retention_took_is_not_shown(tmp_path: Path) -> None:
     close(broker)
 
 
-def test_a_log_of_many_years_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Physical offsets of terabytes, queue offsets of billions: no number of 32 bits is on their way."""
-    base, first = 1 << 42, 28_634 * 300_000  # RocketMQ's files begin at such a multiple
-    source = tmp_path / "source"
+def make_old_source(source: Path, base: int, first: int) -> Path:
+    """Write a log that begins at ``base`` with one message, of topic t, at queue offset ``first``."""
     record = layouts.Record(queue_offset=first, physical_offset=base, body=b"old", topic=b"t", store_ms=1).encode()
     for folder in ("commitlog", "config", "consumequeue/t/0"):
         (source / folder).mkdir(parents=True)
@@ -204,8 +203,14 @@ def test_a_log_of_many_years_goes_on_where_it_was(tmp_path: Path) -> None:
     (source / "consumequeue/t/0" / f"{first * 20:020d}").write_bytes(entry.ljust(300_000 * 20, b"\0"))
     topics = {"t": configuration("t", 1, 1)}
     (source / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": topics}))
+    return source
+
+
+def test_a_log_of_many_years_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Physical offsets of terabytes, queue offsets of billions: no number of 32 bits is on their way."""
+    base, first = 1 << 42, 28_634 * 300_000  # RocketMQ's files begin at such a multiple
     target = tmp_path / "new"
-    assert import_(source, target) == 0
+    assert import_(make_old_source(tmp_path / "source", base, first), target) == 0
     broker = open_broker(target)
     channel = broker.ensure_channel(broker.topics["t"], "c")
     batch = PublishBatch()
@@ -222,6 +227,30 @@ def test_a_log_of_many_years_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (queue.min_offset, queue.next_offset) == (first, first + 3)
     assert [at > base for at, *_ in queue.entries(first + 1, 2)] == [True, True]
     assert broker.find_channel("t", "c").depth == 3
+    close(broker)
+    assert run(["store", "check", str(target)]) == 0
+
+
+def test_a_log_ends_where_the_ids_of_messages_do(tmp_path: Path) -> None:
+    """Above 256 TiB no NSQ consumer could finish a message: its id named another place."""
+    target = tmp_path / "new"
+    assert import_(make_old_source(tmp_path / "source", LOG_END - 2 * MIB, 0), target) == 0
+    broker = open_broker(target)
+
+    def fill() -> None:
+        for _ in range(30):
+            batch = PublishBatch()
+            batch.destinations = ["t"]
+            batch.append(bytes(100_000), 0)
+            broker.publish(batch)
+
+    for _ in range(2):
+        with pytest.raises(StoreFullError, match=r"at the end of what a log can hold.*: begin a new store"):
+            fill()
+        close(broker)
+        broker = open_broker(target)  # whoever reads is served all the same
+    assert broker.store.log.end_offset < LOG_END
+    assert broker.topics["t"].queues[0].next_offset > 10
     close(broker)
     assert run(["store", "check", str(target)]) == 0
 
@@ -800,6 +829,13 @@ def _moved_file(source: Path) -> None:
     first.rename(first.with_name(f"{7:020d}"))
 
 
+def _end_of_offsets(source: Path) -> None:
+    first, *others = segments(source)
+    for segment in others:
+        segment.unlink()
+    first.rename(first.with_name(f"{LOG_END - MIB:020d}"))
+
+
 def _two_sizes(source: Path) -> None:
     (source / "consumequeue" / "Kept" / "0" / f"{6000:020d}").write_bytes(bytes(20))
 
@@ -826,6 +862,7 @@ def _ours(source: Path) -> None:
         (_folder_for_a_file, f"{2 * MIB:020d} is no file, or a link that leads to none"),
         (_short_file, f"{MIB:020d} has 100 bytes, the first file has {MIB}"),
         (_moved_file, f"{7:020d} does not begin at a multiple of the {MIB} bytes it has"),
+        (_end_of_offsets, "a log of Headrace ends at physical offset 140737488355328 (128 TiB)"),
         (_two_sizes, "has files of 2 sizes"),
         (_huge, "Headrace takes stores with files of"),
         (_ours, "is a Headrace store already"),
