@@ -306,7 +306,7 @@ def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
         threads, files = set(threading.enumerate()), open_files()
         with pytest.raises(StoreLockedError), testing.broker(store__data_dir=tmp_path / "store"):
             pass
-        assert set(threading.enumerate()) == threads
+        assert set(threading.enumerate()) <= threads  # those of a test before may end meanwhile
         assert open_files() == files
 
 
@@ -317,7 +317,7 @@ def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(testing, "STOP_SECONDS", 10.0)
     with pytest.raises(TimeoutError), testing.broker(store__data_dir=tmp_path / "store"):
         pass
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     monkeypatch.undo()
     with testing.broker(store__data_dir=tmp_path / "store"):
         pass

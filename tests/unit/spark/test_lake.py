@@ -13,7 +13,7 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="the extra spark is not installed")
 
 from headrace.errors import ConfigError  # noqa: E402
-from headrace.spark.jobs import lake  # noqa: E402
+from headrace.spark.jobs import archive, lake  # noqa: E402
 from headrace.spark.jobs.archive_files import describe, folder_name, write_parquet  # noqa: E402
 from headrace.spark.jobs.manifest import (  # noqa: E402
     FOLDER,
@@ -182,3 +182,5 @@ def test_a_folder_that_the_library_would_not_find_is_refused(tmp_path: Path) -> 
     lake.require("parquet", tmp_path / "100%25")
     with pytest.raises(ConfigError, match=r"--to .*100%25: deltalake would look for .*100%:"):
         lake.require("delta", tmp_path / "100%25")
+    with pytest.raises(ConfigError, match="deltalake would look for"):  # before Spark starts
+        archive.Config(servers="a:1", to=tmp_path / "100%25", table_format="delta")
