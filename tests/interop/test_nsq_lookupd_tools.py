@@ -116,6 +116,7 @@ def test_killed_nsqd_is_gone_and_comes_back(registry: Lookupd, tmp_path: Path) -
         node.post("/topic/create?topic=killed")
         node.post("/channel/create?topic=killed&channel=c")
         until(lambda: who_has(registry, "killed") == [node.http])
+        until(lambda: channels_of(registry, "killed") == ["c"])  # told by a command of its own
         node.process.send_signal(signal.SIGKILL)
         until(lambda: not registry.lookup("killed"), 2)
         assert node.http not in [http_of(row) for row in registry.get("/nodes")["producers"]]
