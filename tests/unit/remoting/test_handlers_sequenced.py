@@ -273,6 +273,34 @@ def test_epochs_of_keys_are_gone_with_their_topic(rig: ExactlyOnceRig, ending: s
         rig.restart() if ending == "restart" else rig.crash()
     for epoch in range(4):
         assert ext_of(rig.send("key", rows(f"e{epoch}"), epoch=epoch))["stored"] == 1
+    assert len(rig.services.producers.keys) == 2  # of its last two epochs, none of the topic before
+
+
+@pytest.mark.parametrize("semantics", ["sequence", "key"])
+def test_what_a_saved_state_brings_back_is_gone_with_its_topic(rig: ExactlyOnceRig, semantics: str) -> None:
+    """Deleted after the start that had read the copy, which says where the rows are."""
+    rig.send(semantics, rows("a"))
+    rig.save_state()
+    rig.restart()
+    assert ext_of(rig.send(semantics, rows("a")))["stored"] == 0
+    rig.broker.delete_topic(TOPIC)
+    rig.broker.create_topic(TOPIC, TopicConfig(1, 1))
+    assert ext_of(rig.send(semantics, rows("a")))["stored"] == 1
+
+
+def test_keys_in_a_topic_made_again_are_not_gone_with_a_later_one(rig: ExactlyOnceRig) -> None:
+    """Of a txn in two topics, each of which was deleted and made again, but rows went to the first after that."""
+    both = (TOPIC, "U")
+    for topic in both:
+        rig.broker.create_topic(topic, TopicConfig(2, 2))
+        rig.send("key", rows(f"old {topic}"), topic=topic)
+    for topic in both:
+        rig.store.flush()
+        rig.broker.delete_topic(topic)
+        rig.broker.create_topic(topic, TopicConfig(2, 2))
+        if topic == TOPIC:
+            assert ext_of(rig.send("key", rows("new"), queueId=1)) == answer(1, 0, 0)
+    assert ext_of(rig.send("key", rows("new"), queueId=1)) == answer(0, 1, -1)
 
 
 def test_a_saved_state_without_queue_offsets_counts(rig: ExactlyOnceRig) -> None:
@@ -319,11 +347,13 @@ def test_duplicates_are_acknowledged_when_their_originals_are_durable(rig: Exact
         assert again.wait_offset == first.wait_offset > rig.store.durable_offset
 
 
-def test_rows_of_an_older_epoch_wait_for_what_they_repeat(rig: ExactlyOnceRig) -> None:
+@pytest.mark.parametrize("semantics", ["sequence", "key"])
+def test_rows_of_an_older_epoch_wait_for_what_they_repeat(rig: ExactlyOnceRig, semantics: str) -> None:
     """They are dropped as duplicates, and their sender takes the answer for a promise all the same."""
-    first = rig.send("sequence", rows("a"), epoch=3)
-    rig.send("sequence", rows("b"), epoch=4)
-    again = rig.send("sequence", rows("a"), epoch=3)
+    first = rig.send(semantics, rows("a"), epoch=3)
+    rig.send(semantics, rows("b"), epoch=4)
+    rig.send(semantics, rows("c"), epoch=5)
+    again = rig.send(semantics, rows("a"), epoch=3)
     assert ext_of(again) == answer(0, 1, -1)
     assert again.wait_offset >= first.wait_offset > rig.store.durable_offset
 
@@ -792,6 +822,28 @@ def test_the_window_of_keys_is_bounded(tmp_path: Path, caplog: pytest.LogCapture
     assert len(rig.services.producers.keys) == 1
     rig.crash()
     assert len(rig.services.producers.keys) == 1
+    rig.close()
+
+
+def test_keys_of_two_epochs_count_for_the_bound(tmp_path: Path) -> None:
+    """Each batch of an epoch, and the epoch before."""
+    rig = small_rig(tmp_path, max_window_keys=4)
+    for name in "abc":
+        assert ext_of(rig.send("key", rows(name)))["stored"] == 1
+    assert len(rig.services.producers.keys) == 3
+    assert rig.send("key", rows("d", "e"), epoch=1).code == ResponseCode.SYSTEM_BUSY
+    assert ext_of(rig.send("key", rows("d"), epoch=1))["stored"] == 1
+    assert rig.send("key", rows("e"), epoch=1).code == ResponseCode.SYSTEM_BUSY
+    rig.close()
+
+
+def test_keys_of_the_epoch_before_make_no_room(tmp_path: Path) -> None:
+    rig = small_rig(tmp_path, max_window_keys=6)
+    rig.send("key", rows("x", "y"), txn="other")
+    rig.send("key", rows("a", "b"))
+    assert ext_of(rig.send("key", rows("c", "d", "e"), epoch=1))["stored"] == 3
+    assert rig.services.producers.keys.counters.forgotten == 1
+    assert len(rig.services.producers.keys) == 5
     rig.close()
 
 
@@ -1447,6 +1499,19 @@ def test_a_batch_behind_a_lost_one_does_not_make_it_count(rig: ExactlyOnceRig) -
     rig.store.flush()
     assert set(numbers(rig)) == set(range(9))
     assert ext_of(rig.send("sequence", large(9, 1), seq=9))["stored"] == 1
+
+
+def test_a_row_behind_a_lost_first_one_does_not_make_it_count(rig: ExactlyOnceRig) -> None:
+    rig.send("sequence", large(7, 1), txn="other")
+    rig.store.flush()
+    first = rig.store.log.end_offset
+    rig.send("sequence", large(0, 1))
+    end = rig.store.log.end_offset
+    rig.send("sequence", large(1, 1), seq=1)
+    rig.lose(first, end)
+    assert ext_of(rig.send("sequence", large(0, 2)))["stored"] == 2
+    rig.store.flush()
+    assert set(numbers(rig)) == {7, 0, 1}
 
 
 def test_a_chunk_behind_a_lost_one_does_not_make_it_count(rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import replace
 
 import pytest
@@ -221,6 +221,33 @@ def test_a_group_that_heartbeats_leave_out_expires_alone(table: ClientTable) -> 
     assert table.client_ids("G2") == ["10.0.0.5@7001"]
 
 
+def sizes(table: ClientTable) -> dict[str, int]:
+    """Return how many entries each of a table's collections has."""
+    return {name: len(value) for name, value in vars(table).items() if isinstance(value, Sized)}
+
+
+@pytest.mark.parametrize("way", ["closed", "silent", "unregistered"])
+def test_whoever_has_left_takes_no_memory(table: ClientTable, way: str) -> None:
+    before = sizes(table)
+    owners = [Connection() for _ in range(3)]
+    for number, owner in enumerate(owners):
+        table.register(owner, client(f"c{number % 2}"), ["P1"], [consumer("G1", "T1", "T2")], 0, content="heartbeat")
+    table.register(owners[0], client("c0"), ["P1"], [consumer("G1", "T3")], 0)
+    if way == "silent":
+        table.expire(SETTINGS.client_timeout_ms)
+    for owner in owners:
+        table.unregister(owner, "P1", "G1") if way == "unregistered" else table.drop_owner(owner)
+    assert sizes(table) == before
+
+
+def test_a_member_is_what_its_last_heartbeat_says(table: ClientTable) -> None:
+    owner = Connection()
+    table.register(owner, client(), ["P1"], [consumer("G1", "T1")], 0)
+    upgraded = replace(client(), version=453)
+    assert table.register(owner, upgraded, ["P1"], [consumer("G1", "T1")], 1) == set()
+    assert [member.client for member in table.members("G1") + table.producers("P1")] == [upgraded, upgraded]
+
+
 def test_another_client_behind_the_same_connection_replaces_the_first(table: ClientTable) -> None:
     owner = Connection()
     table.register(owner, client("a"), ["P1"], [consumer("G1", "T1")], 0)
@@ -268,6 +295,8 @@ def test_bounds_refuse_a_heartbeat_whole(table: ClientTable) -> None:
     # What is there already, and what it gives up, is not counted twice.
     table.register(owner, client(), ["P1"], [consumer("G1", "T3", "T4", "T5", "T6")], 0)
     table.register(Connection(), client("b"), [], [consumer("G1", "T3", "T4", "T5", "T6")], 0)
+    with pytest.raises(QuotaExceededError, match=r"broker\.max_group_subscriptions"):
+        table.register(owner, client(), ["P1"], [consumer("G1", *(f"T{n}" for n in range(5)))], 0)
 
 
 def test_expressions_have_a_bound_of_their_own() -> None:
