@@ -883,7 +883,9 @@ def test_many_txns_with_few_keys_take_no_more_memory_than_one_with_many(
 # -- stage ------------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_seen_before_the_commit_and_everything_after(rig: ExactlyOnceRig) -> None:
+def test_nothing_is_seen_before_the_commit_and_everything_after(
+    rig: ExactlyOnceRig, caplog: pytest.LogCaptureFixture
+) -> None:
     assert ext_of(rig.send("stage", rows("a", "b", TAGS="t"))) == answer(2, 0, -1)
     assert ext_of(rig.send("stage", rows("c"), partition=1, attempt=4, queueId=1))["stored"] == 1
     rig.crash()
@@ -896,6 +898,7 @@ def test_nothing_is_seen_before_the_commit_and_everything_after(rig: ExactlyOnce
     assert first.properties == {"UNIQ_KEY": "a", "TAGS": "t", "CLUSTER": "C1"}
     assert (first.born_ms, first.born_host) == (BORN_MS, rig.asker.born_host)
     assert rig.bodies(1) == [b"c"]
+    assert not [record for record in caplog.records if record.levelname != "INFO"]
     assert rig.services.statistics is not None
     assert (len(rig.services.producers.staged), rig.services.producers.staged.staged_bytes) == (0, 0)
 
@@ -1019,6 +1022,9 @@ def test_an_abort_of_nothing_is_a_success(rig: ExactlyOnceRig) -> None:
     reply = rig.end("abort", epoch=77)
     assert reply is not None
     assert (reply.code, reply.wait_offset) == (0, 0)
+    rig.send("stage", rows("a"))
+    rig.end("abort")
+    assert rig.services.producers.staged.counters.aborts == 1
 
 
 def test_a_batch_that_nobody_ends_expires(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -1116,6 +1122,43 @@ def test_as_much_is_staged_as_may_be(tmp_path: Path) -> None:
     rig.close()
 
 
+def test_what_goes_on_where_a_run_ends_counts_once(tmp_path: Path) -> None:
+    """remoting.max_staged_runs: many small requests of one attempt are one run, as long as nobody is between them."""
+    rig = small_rig(tmp_path, max_staged_runs=23)
+    for number in range(30):
+        assert rig.send("stage", rows(f"r{number}"), seq=number).code == 0
+    rig.send("stage", rows("between"), txn="other")
+    assert rig.send("stage", rows("last"), seq=30).code == 0  # a second run
+    assert rig.send("stage", rows("none"), seq=31).code == ResponseCode.SYSTEM_BUSY
+    assert rig.commit([(0, 0, 31)]).code == 0
+    assert rig.bodies() == [*(b"r%d" % number for number in range(30)), b"last"]
+    rig.close()
+
+
+def test_what_is_staged_is_counted_over_a_start(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", rows("abc", "de"))
+    rig.send("stage", rows("f"), partition=1)
+    rig.save_state()
+    rig.restart()
+    assert (rig.services.producers.staged.staged_rows, rig.services.producers.staged.staged_bytes) == (3, 6)
+
+
+def test_the_last_committed_epochs_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The one whose commit was longest ago is forgotten for a new one."""
+    rig = small_rig(tmp_path, max_producer_ids=2)
+    for txn, epoch in (("first", 0), ("second", 0), ("first", 1)):
+        rig.send("stage", rows("a"), txn=txn, epoch=epoch)
+        assert rig.commit([(0, 0, 1)], txn=txn, epoch=epoch).ext == {}
+    assert rig.services.producers.staged.counters.forgotten_txns == 0
+    assert rig.commit([(0, 0, 1)], txn="second").ext == {"alreadyCommitted": "true"}
+    rig.send("stage", rows("a"), txn="third")
+    rig.commit([(0, 0, 1)], txn="third")
+    assert rig.services.producers.staged.counters.forgotten_txns == 1
+    assert "txn=second" in caplog.text
+    assert rig.commit([(0, 0, 1)], txn="first", epoch=1).ext == {"alreadyCommitted": "true"}
+    rig.close()
+
+
 def test_batches_and_attempts_count_for_what_they_take(tmp_path: Path) -> None:
     """A run that is a batch of its own takes eleven times the memory of one behind another."""
     rig = small_rig(tmp_path, max_staged_runs=110)
@@ -1136,6 +1179,7 @@ def test_a_topic_deleted_before_the_commit_refuses_it(rig: ExactlyOnceRig) -> No
     rig.send("stage", rows("a"))
     rig.broker.delete_topic(TOPIC)
     assert rig.commit([(0, 0, 1)]).code == ResponseCode.TOPIC_NOT_EXIST
+    assert rig.services.producers.staged.counters.refused_commits == 1
     assert rig.send("sequence", rows("x")).code == 0
     assert rig.commit([(0, 0, 1)]).code == 0
     assert rig.bodies() == [b"x", b"a"]
@@ -1420,6 +1464,7 @@ def test_a_later_commit_waits_for_one_that_is_being_delivered(
     assert later is not None
     assert later.code != 0
     assert "epoch 1 is committed and still being delivered" in later.remark
+    assert rig.services.producers.staged.counters.refused_commits == 1
     rig.turn()
     assert rig.bodies() == [b"a", b"b", b"c", b"d"]
     assert rig.commit([], epoch=2).code == 0
@@ -1512,6 +1557,21 @@ def test_a_row_behind_a_lost_first_one_does_not_make_it_count(rig: ExactlyOnceRi
     assert ext_of(rig.send("sequence", large(0, 2)))["stored"] == 2
     rig.store.flush()
     assert set(numbers(rig)) == {7, 0, 1}
+
+
+def test_a_staged_run_behind_a_lost_one_does_not_make_it_count(rig: ExactlyOnceRig) -> None:
+    rig.send("stage", large(0, 3))
+    rig.store.flush()
+    first = rig.store.log.end_offset
+    rig.send("stage", large(3, 3), seq=3)  # pipelined: neither is answered
+    end = rig.store.log.end_offset
+    rig.send("stage", large(6, 3), seq=6)
+    rig.lose(first, end)
+    assert rig.commit([(0, 0, 9)]).code != 0
+    assert ext_of(rig.send("stage", large(3, 6), seq=3))["stored"] == 6
+    assert rig.commit([(0, 0, 9)]).code == 0
+    rig.store.flush()
+    assert numbers(rig) == list(range(9))
 
 
 def test_a_chunk_behind_a_lost_one_does_not_make_it_count(rig: ExactlyOnceRig, monkeypatch: pytest.MonkeyPatch) -> None:
