@@ -1,7 +1,7 @@
 """What an unmodified client does, step by step, with a broker: the same steps for a real RocketMQ and for Headrace.
 
 Each scenario asserts what must hold on both, and returns what a user sees of it, without what differs from run to run
-(ids, times, addresses, which queue a round robin began with). ``test_rocketmq_differential`` compares these.
+(ids, times, addresses, which queue a round robin began with). ``test_rocketmq_java`` compares these.
 
 The cluster is made by ``HEADRACE_FLAGS`` or ``ROCKETMQ_OPTIONS``, which say the same: short delays, quick back-checks.
 """
