@@ -590,7 +590,8 @@ def test_a_damaged_record_is_named_and_the_others_count(rig: ExactlyOnceRig, cap
         file.seek(place + 95)
         file.write(b"#")
     rig._open()
-    assert rig.services.producers.log.counters.unreadable + len(rig.store.holes) >= 1
+    assert "hole in the log" in caplog.text
+    assert rig.services.producers.log.counters.replayed == 1
     assert ext_of(rig.send("sequence", rows("b"), partition=1))["stored"] == 0
 
 
@@ -1540,6 +1541,7 @@ def test_a_batch_behind_a_lost_one_does_not_make_it_count(rig: ExactlyOnceRig) -
     end = rig.store.log.end_offset
     rig.send("sequence", large(6, 3), seq=6)
     rig.lose(first, end)
+    assert rig.services.producers.log.counters.unreadable == 0  # nothing stands where its record stood
     assert ext_of(rig.send("sequence", large(3, 6), seq=3))["stored"] == 6
     rig.store.flush()
     assert set(numbers(rig)) == set(range(9))

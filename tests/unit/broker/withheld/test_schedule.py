@@ -146,6 +146,16 @@ def test_a_restart_delivers_nothing_twice(rig: MessagingRig) -> None:
     assert rig.bodies("T") == [b"%d" % number for number in range(10)]
 
 
+def test_a_stop_right_behind_a_delivery_repeats_nothing(rig: MessagingRig) -> None:
+    """What was delivered is made durable by the stop, so its cursor is noted."""
+    rig.levels.put(rig.message("T", b"x"), 1)
+    rig.store.flush()
+    rig.pass_time(1100, flush=False)
+    rig.restart()
+    rig.pass_time(5_000)
+    assert rig.bodies("T") == [b"x"]
+
+
 def test_a_kill_between_copy_and_cursor_delivers_again_and_loses_nothing(rig: MessagingRig) -> None:
     """Issue 4: kill -9 under delay: 0 acknowledged lost."""
     rig.levels.put(rig.message("T", b"first"), 1)
@@ -165,6 +175,9 @@ def test_the_cursor_is_written_every_ten_seconds(rig: MessagingRig) -> None:
     rig.pass_time(16_000)
     content = json.loads((rig.config / "delayOffset.json").read_bytes())
     assert content["offsetTable"]["2"] == 1
+    written = (rig.config / "delayOffset.json").stat().st_mtime_ns
+    rig.pass_time(60_000, step=1_000)
+    assert (rig.config / "delayOffset.json").stat().st_mtime_ns == written  # there was nothing to write
     rig.crash()
     rig.pass_time(10_000)
     assert rig.bodies("T") == [b"x"]
