@@ -43,6 +43,7 @@ import uvloop
 
 from headrace.errors import ConfigError, InternalError, StoreClosedError
 from headrace.net.listener import bind
+from headrace.net.ports import with_addresses
 from headrace.node import Node
 from headrace.settings import Settings, TopicSettings, validate
 from headrace.settings.load import convert_typed, nearest
@@ -310,15 +311,8 @@ def _take_topics(value: Any) -> Mapping[str, TopicSettings]:
 
 def _with_addresses(settings: Settings, listeners: dict[str, str]) -> Settings:
     """Return the settings with the ports that were taken."""
-    nsq = {"tcp_address": listeners.get("nsq_tcp", ""), "http_address": listeners.get("nsq_http", "")}
-    remoting = {"address": listeners.get("remoting", ""), "vip_listener": "remoting_vip" in listeners}
-    registry = {
-        "address": listeners.get("registry", ""),
-        "nsq_tcp_address": listeners.get("nsqlookupd_tcp", ""),
-        "nsq_http_address": listeners.get("nsqlookupd_http", ""),
-    }
-    admin = {"address": listeners.get("admin", "")}
-    return _replace(settings, {"nsq": nsq, "remoting": remoting, "registry": registry, "admin": admin})
+    settings = with_addresses(settings, listeners)
+    return _replace(settings, {"remoting": {"vip_listener": "remoting_vip" in listeners}})
 
 
 def _replace(settings: Settings, by_section: dict[str, dict[str, Any]]) -> Settings:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
 from headrace.net.address import parse_address
@@ -16,6 +17,8 @@ from headrace.net.listener import is_own_port, new_socket
 from headrace.settings.tree import RegistrySettings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headrace.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -44,10 +47,10 @@ _DISPENSABLE: Final = {
 }
 """Settings of listeners that a start does without where another program has their default address: a nsqlookupd, or a
 second broker or registry whose other addresses were set before there were these."""
+_ADDRESS_SETTINGS: Final = tuple(LISTENERS.values())
 EVERY_LISTENER_OFF: Final = (
-    "every listener is off, nobody could connect: set one of nsq.tcp_address, nsq.http_address, "
-    "remoting.address, registry.address, registry.nsq_tcp_address, registry.nsq_http_address and admin.address, with "
-    "enabled = true in its section"
+    f"every listener is off, nobody could connect: set one of {', '.join(_ADDRESS_SETTINGS[:-1])} and "
+    f"{_ADDRESS_SETTINGS[-1]}, with enabled = true in its section"
 )
 REGISTRY_NEEDS_ADDRESS: Final = 'registry.address = "" is not accepted: a registry alone needs an address "host:port"'
 
@@ -61,6 +64,16 @@ def listener_addresses(settings: Settings) -> dict[str, str]:
         if own.enabled and (address := getattr(own, field)):
             found[name] = address
     return found
+
+
+def with_addresses(settings: Settings, addresses: Mapping[str, str]) -> Settings:
+    """Return the settings with these addresses of listeners, by their names; the others are off."""
+    by_section: dict[str, dict[str, Any]] = {}
+    for name, setting in LISTENERS.items():
+        section, field = setting.split(".")
+        by_section.setdefault(section, {})[field] = addresses.get(name, "")
+    changed = {section: replace(getattr(settings, section), **fields) for section, fields in by_section.items()}
+    return replace(settings, **changed)
 
 
 def registry_addresses(settings: RegistrySettings) -> dict[str, str]:
