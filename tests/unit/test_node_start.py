@@ -13,7 +13,7 @@ import pytest
 
 from headrace.errors import ConfigError, StoreError, StoreLockedError
 from headrace.net.http import HttpLimits
-from headrace.net.ports import LISTENERS, bind_port, with_addresses
+from headrace.net.ports import GUARDED, LISTENERS, bind_port, with_addresses
 from headrace.node import Node, run_node
 from headrace.remoting.assembly import RemotingAssembly
 from headrace.settings import (
@@ -52,6 +52,21 @@ def test_wrong_access_rules_are_refused_before_a_store_is_made(tmp_path: Path) -
     with pytest.raises(ConfigError, match="cannot read the rule file"):
         Node(wrong, free_ports=True).open()
     assert not (tmp_path / "store").exists()
+
+
+def test_listeners_that_ask_who_sends_a_request_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The doctor goes by the names, a start by what each server does."""
+    monkeypatch.setattr("headrace.net.listener.is_loopback", lambda host: False)
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[[users]]\nname = 'a'\naccess_key = 'a-key'\nsecret_key = 'a-secret'\nadmin = true\n")
+    with caplog.at_level("WARNING"), broker(access__rules_file=str(rules), access__broker_user="a") as running:
+        listeners = dict(running.listeners)
+    lines = [message for message in caplog.messages if message.startswith("listening without TLS")]
+    assert len(lines) == len(listeners)
+    unasked = {line.rpartition("=")[2] for line in lines if "authentication" in line}
+    assert {name for name, address in listeners.items() if address not in unasked} == GUARDED
 
 
 def test_ready_file_that_is_a_directory_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,14 @@ from headrace.format.layout import log_files
 from headrace.lock_file import is_held, owner_in
 from headrace.net.address import format_address, is_loopback, own_name, parse_address, parse_registries
 from headrace.net.listener import MIN_FILES
-from headrace.net.ports import EVERY_LISTENER_OFF, LISTENERS, bind_port, is_dispensable, listener_addresses
+from headrace.net.ports import (
+    EVERY_LISTENER_OFF,
+    GUARDED,
+    LISTENERS,
+    bind_port,
+    is_dispensable,
+    listener_addresses,
+)
 from headrace.remoting.advertised import Advertised, find_advertised
 from headrace.remoting.client import RemotingClient
 from headrace.remoting.codec import Command
@@ -353,7 +360,7 @@ def check_unguarded(rules: AccessRules | None, listeners: Mapping[str, str]) -> 
     unguarded = [
         name
         for name, address in listeners.items()
-        if not is_loopback(parse_listener(address)[0]) and (rules is None or not name.startswith(("remoting", "regis")))
+        if not is_loopback(parse_listener(address)[0]) and (rules is None or name not in GUARDED)
     ]
     if unguarded:
         text = f"whoever reaches them can use {', '.join(unguarded)}: no TLS, no access rules"

@@ -40,6 +40,8 @@ REGISTRY_LISTENERS: Final = {
     "admin": "registry.admin_address",
 }
 """The same of ``headrace registry``. Its admin port has a setting of its own: docs/adr/0020."""
+GUARDED: Final = frozenset(("remoting", "remoting_vip", "registry"))
+"""Listeners that ask who sends a request, where there are access rules; the VIP one goes with ``remoting``."""
 _DISPENSABLE: Final = {
     "registry.nsq_tcp_address": RegistrySettings().nsq_tcp_address,
     "registry.nsq_http_address": RegistrySettings().nsq_http_address,
