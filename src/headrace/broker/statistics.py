@@ -40,6 +40,11 @@ HOST_GET_NUMS: Final = "HOST_GET_NUMS"
 CHANNEL_GET_NUMS: Final = "CHANNEL_GET_NUMS"
 """Of a call, not of a counter: channels have their own counters, and their names may be those of groups."""
 
+GROUPS_SOURCE: Final = "remoting"
+"""The source of what groups get and send back: the protocol whose consumers they are."""
+CHANNELS_SOURCE: Final = "nsq"
+"""The same of channels."""
+
 _OF_GROUP: Final = frozenset(
     {GROUP_GET_NUMS, GROUP_GET_SIZE, SNDBCK_PUT_NUMS, QUEUE_GET_NUMS, QUEUE_GET_SIZE, GROUP_GET_FALL_SIZE}
 )
@@ -147,7 +152,7 @@ class Call(NamedTuple):
     name: str
     """``TOPIC_PUT_NUMS``, ``GROUP_GET_NUMS``, ``CHANNEL_GET_NUMS`` or ``SNDBCK_PUT_NUMS``."""
     group: str
-    """A channel where the source is NSQ; empty for a put."""
+    """A channel where the source is ``CHANNELS_SOURCE``; empty for a put."""
     topic: str
     source: str
     host: str
@@ -412,7 +417,7 @@ class Statistics:
 
     def note_send_back(self, group: str, topic: str) -> None:
         """Count a message that a group sent back to be tried again (A-BROKER-34)."""
-        call = (SNDBCK_PUT_NUMS, group, topic, "remoting", "", -1)
+        call = (SNDBCK_PUT_NUMS, group, topic, GROUPS_SOURCE, "", -1)
         known = self._rows.get(call)
         if known is not None:
             self.count(known, 1, 0)

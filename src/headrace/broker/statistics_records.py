@@ -25,6 +25,7 @@ import msgspec
 from headrace.broker import statistics
 from headrace.broker.message import Message, put
 from headrace.broker.pull import store_time
+from headrace.broker.statistics import CHANNELS_SOURCE, GROUPS_SOURCE
 from headrace.broker.topic import PERM_READ, TopicConfig
 from headrace.errors import RequestError, StoreError, UnreadableError
 from headrace.format import record
@@ -59,7 +60,6 @@ _STEP: Final = 400
 """Groups' queues or channels looked at in one tick: about a millisecond."""
 _READS: Final = 10
 """Store times read in one tick: some 100 us each when they come from the disk."""
-_PROTOCOL: Final = "nsq"
 
 
 @dataclass
@@ -289,7 +289,7 @@ class StatisticsRecords:
                     at = max(offset, queue.min_offset)
                     seconds = _age(queue, at, now_ms)
                     reads += 1
-                    self._add_lag(minute, [name, group, "remoting", queue_id, queue.visible_offset - at, seconds])
+                    self._add_lag(minute, [name, group, GROUPS_SOURCE, queue_id, queue.visible_offset - at, seconds])
                 if looked >= _STEP or reads >= _READS:
                     looked = reads = 0
                     yield
@@ -307,12 +307,12 @@ class StatisticsRecords:
                 before = self._settled.get(key, (0, 0))
                 back = sum(now) - sum(before) if now >= before else sum(now)  # made again, it counts from 0
                 if back > 0:
-                    minute.back.append([topic.name, channel.name, _PROTOCOL, back])
+                    minute.back.append([topic.name, channel.name, CHANNELS_SOURCE, back])
                 waiting = channel.depth + channel.in_flight_count
                 if waiting > 0:
                     reads += len(topic.queues)
                     seconds = -1.0 if topic.ephemeral else _channel_age(topic, channel, now_ms)
-                    self._add_lag(minute, [topic.name, channel.name, _PROTOCOL, -1, waiting, seconds])
+                    self._add_lag(minute, [topic.name, channel.name, CHANNELS_SOURCE, -1, waiting, seconds])
                 if looked >= _STEP or reads >= _READS:
                     looked = reads = 0
                     yield

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from headrace.broker.statistics import CHANNELS_SOURCE
 from headrace.format.names import INTERNAL_TOPICS
 from headrace.nsq.names import is_spelled
 
@@ -41,7 +42,7 @@ NO_TLS: Final[Mapping[str, Any]] = {
     "tls_negotiated_protocol_is_mutual": False,
 }
 ROWS_PER_TURN: Final = 200
-SOURCE: Final = "nsq"
+SOURCE: Final = CHANNELS_SOURCE
 """What the broker's statistics call this protocol."""
 
 

@@ -14,6 +14,7 @@ from headrace.broker.config_file import Saved
 from headrace.broker.consumers.groups import is_system_group
 from headrace.broker.exactly_once.producer_services import ProducerLimits
 from headrace.broker.parts import BrokerParts
+from headrace.broker.statistics import GROUPS_SOURCE
 from headrace.broker.topic import PERM_READ, PERM_WRITE
 from headrace.broker.withheld.retry import DeadLetter, RetryRules
 from headrace.log_pace import LogPace
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SOURCE: Final = "remoting"
+SOURCE: Final = GROUPS_SOURCE
 MAX_WAITED_TOPICS: Final = 1_000
 """Topics up to which the file of topics, some milliseconds then, is waited for."""
 
