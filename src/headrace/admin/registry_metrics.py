@@ -37,6 +37,10 @@ def registry_families(registry: RegistryServer) -> Iterator[Metric]:
         ("brokers_write_errors", "Failed writes of which brokers there are.", registry.brokers_write_errors),
         ("received_bytes", "Bytes received.", counters.bytes_in),
         ("sent_bytes", "Bytes sent.", counters.bytes_out),
+        ("internal_errors", "Requests that failed by a bug.", counters.internal_errors),
+        ("idle_connections", "Connections closed because nothing came from them.", counters.heartbeats_missed),
+        ("read_pauses", "Times reading stopped because the client was behind.", counters.read_pauses),
+        ("write_pauses", "Times output waited because a client was slow.", counters.write_pauses),
     ):
         yield counter(f"headrace_registry_{name}", text, value)
 

@@ -112,7 +112,7 @@ def _group_families(services: Services) -> Iterator[Metric]:
         (
             "refused_holds",
             "Pulls that could not wait: above broker.max_held_pulls, or for their filters' memory.",
-            services.holds.counters.refused,
+            services.holds.counters.refused + services.group_services.cold_pulls.counters.refused,
         ),
         ("uncounted_statistics", "Counts not taken at broker.max_statistics.", services.statistics.refused),
         ("config_file_errors", "Failed writes of config files.", services.group_services.write_errors),
