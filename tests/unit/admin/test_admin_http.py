@@ -7,6 +7,7 @@ import errno
 import os
 import resource
 from collections import Counter
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,14 @@ from headrace.admin.http import AdminHttp, NodeStatus, Phase
 from headrace.admin.loop_lag import LoopLagSampler
 from headrace.admin.open_files import OpenFilesWatch
 from headrace.admin.sources import MetricSources
+from headrace.broker.core import BrokerCounters
 from headrace.clock import ManualClock
 from headrace.histogram import FLUSH_BOUNDS_SECONDS, LOOP_LAG_BOUNDS_SECONDS, Histogram
 from headrace.net.connections import OpenConnections
 from headrace.net.http import HttpCounters
 from headrace.nsq.metrics import NsqCounters
+from headrace.store.index_folder import IndexCounters
+from headrace.store.store import StoreCounters
 
 
 def make_channel(name: str, number: int) -> Any:
@@ -53,14 +57,8 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
             channels=members,
             queues=[SimpleNamespace(awaits_flush=not topic)],
         )
-    broker_counters = SimpleNamespace(
-        topics_deleted=1,
-        channels_deleted=2,
-        evicted_ephemeral=12,
-        clamped_positions=0,
-        lost_offsets=0,
-        listener_errors=2,
-        service_errors=3,
+    broker_counters = BrokerCounters(
+        topics_deleted=1, channels_deleted=2, evicted_ephemeral=12, listener_errors=2, service_errors=3
     )
     flush_seconds = Histogram(FLUSH_BOUNDS_SECONDS)
     flush_seconds.observe(0.002)
@@ -73,26 +71,9 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         appended_records=5,
         appended_bytes=500,
     )
-    counters = dict.fromkeys(
-        (
-            "damaged_records",
-            "truncated_bytes",
-            "refused_full",
-            "segment_waits",
-            "cold_reads",
-            "read_errors",
-            "mark_write_errors",
-            "checkpoints",
-            "view_write_errors",
-            "zeroed_bytes",
-            "zero_waits",
-            "zero_errors",
-        ),
-        1,
-    )
     store = SimpleNamespace(
         log=log,
-        counters=SimpleNamespace(**counters),
+        counters=StoreCounters(**{counter.name: 1 for counter in fields(StoreCounters)}),
         unflushed_bytes=1000,
         flush_seconds=flush_seconds,
         last_write_error="",
@@ -100,7 +81,7 @@ def make_sources(topics: int = 1, channels: int = 1) -> MetricSources:
         index=SimpleNamespace(
             behind_bytes=7,
             keys=SimpleNamespace(added_keys=4),
-            counters=SimpleNamespace(queries=1, write_errors=2, damaged_files=3),
+            counters=IndexCounters(queries=1, write_errors=2, damaged_files=3),
         ),
     )
     nsq = SimpleNamespace(
