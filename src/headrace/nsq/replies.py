@@ -1,6 +1,6 @@
 """The replies of one connection, in the order of its commands.
 
-Clients match replies to publishes first in, first out, so nothing may overtake: an OK that waits for a flush holds up
+Clients match replies to commands first in, first out, so nothing may overtake: one that waits for a flush holds up
 every reply behind it. Messages and heartbeats do not come through here.
 """
 
@@ -9,17 +9,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from headrace.errors import StoreError
-    from headrace.store.gate import Gate
 
 MAX_WAITING_BYTES: Final = 4 << 20
 """Replies of a client that wait for the disk, from which on it is not read from. The default of
-``store.max_unflushed_bytes`` is fewer OKs where each is for a message that goes to the disk."""
+``store.max_unflushed_bytes`` is fewer replies where each is for a message that goes to the disk."""
 REPLY_BYTES: Final = 128
 """Memory of a waiting reply beside its data."""
+
+
+class Durability(Protocol):
+    """Tells when an offset is durable: the store's gate."""
+
+    def wait(self, offset: int, opened: Callable[[StoreError | None], None], /) -> None:
+        """Call ``opened(None)`` once it is, or ``opened(error)`` when it never will be; at once where that is known."""
 
 
 @dataclass(slots=True)
@@ -29,7 +35,7 @@ class Reply:
     data: bytes
     physical_offset: int = 0
     command: str = ""
-    """The publish command that is refused if the flush fails."""
+    """The command that it answers, and that is refused if the flush fails."""
     sent: Callable[[], None] | None = None
     """Called when the frames have been handed to the transport."""
 
@@ -55,7 +61,7 @@ class ReplyQueue:
 
     def __init__(
         self,
-        gate: Gate,
+        gate: Durability,
         *,
         write: Callable[[bytes], None],
         failed: Callable[[Reply, StoreError], None],

@@ -14,7 +14,7 @@ class Recorder:
         self.failed: list[Reply] = []
         self.emptied = 0
         self.queue = ReplyQueue(
-            self.gate,  # type: ignore[arg-type]
+            self.gate,
             write=self.written.append,
             failed=lambda reply, error: self.failed.append(reply),
             emptied=self.on_emptied,
