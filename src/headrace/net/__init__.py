@@ -6,7 +6,8 @@ is one connection's life (pauses, write deadline, a decent end), ``deadlines`` i
 before others have theirs, ``wire`` what it does with each read and write. ``receive`` is one read buffer for all
 connections of a loop, ``stream_input`` what a parser reads from it, ``unacknowledged`` what a peer has not taken yet,
 ``unread_bound`` how much of that all peers may leave. ``connections`` numbers, bounds and counts them, ``refusal_log``
-logs little of those turned away, ``timer_wheel`` is one coarse timer for them.
+logs little of those turned away, ``timer_wheel`` is one coarse timer for them. ``replies`` keeps the order
+of a connection's answers, some of which wait for the disk.
 
 ``joint_turn`` does at the end of a turn of the loop what its reads brought, ``fine_timer`` calls back after some
 microseconds, ``busy_poll`` keeps the loop awake and ``loop_load`` says how busy it is. ``http`` runs an ASGI

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from headrace.errors import RequestError, StoreError
 from headrace.net.address import born_of
 from headrace.net.deadlines import Deadlines
+from headrace.net.replies import Reply, ReplyQueue
 from headrace.net.server import ServerConnection
 from headrace.nsq.coalescing import MIN_IN_FLIGHT, ConsumerReads
 from headrace.nsq.codec import (
@@ -42,7 +43,6 @@ from headrace.nsq.finishes import Finisher
 from headrace.nsq.identify import default_profile, identify
 from headrace.nsq.joint_publishes import Publisher
 from headrace.nsq.refusal import RefusedError, UnheldError, refusal_of
-from headrace.nsq.replies import Reply, ReplyQueue
 from headrace.nsq.states import ALLOWED_MASK, IGNORED_MASK, NEXT_STATE, Command, State
 from headrace.nsq.stats import SOURCE
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.nsq.replies import MAX_WAITING_BYTES, REPLY_BYTES, Reply, ReplyQueue
-from tests.unit.nsq.fake_broker import FakeGate
+from headrace.net.replies import MAX_WAITING_BYTES, REPLY_BYTES, Reply, ReplyQueue
+from tests.support.gates import FakeGate
 
 
 class Recorder:
