@@ -21,8 +21,9 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from headrace.admin import remoting_metrics
-from headrace.admin.families import counter, gauge, labelled
+from headrace.admin.families import counter, gauge
 from headrace.admin.lookup_metrics import lookup_families
+from headrace.admin.nsq_metrics import nsq_families
 from headrace.admin.process_metrics import ProcessMetrics
 from headrace.admin.registry_metrics import lookupd_families, registration_families, registry_families
 from headrace.admin.slices import family_slices, sample_lines
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from headrace.broker.channels.channel import Channel
     from headrace.broker.topic import Topic
     from headrace.net.http import HttpListener
-    from headrace.nsq.server import NsqServer
     from headrace.store.store import Store
 
 
@@ -239,7 +239,7 @@ class MetricsReport:
             for cause, count in sorted(nsq.counters.refusals.items()):
                 if cause != "E_TOO_MANY_CONNECTIONS":  # the frames of those above
                     refusals.add_metric(("nsq_tcp", cause), count)
-            yield from _nsq_families(nsq)
+            yield from nsq_families(nsq)
         lookupd = self._sources.lookupd
         if lookupd is not None:
             server = lookupd.server
@@ -326,43 +326,6 @@ def _store_families(store: Store) -> Iterator[Metric]:
         ),
     ):
         yield counter(f"headrace_store_{name}", text, count)
-
-
-def _nsq_families(server: NsqServer) -> Iterator[Metric]:
-    counters, coalescing, delivery = server.counters, server.coalescing, server.delivery_coalescing
-    commands = server.intake.command_counts()
-    yield labelled("headrace_nsq_commands", "Commands taken; FIN and REQ settle.", "command", commands)
-    yield labelled("headrace_nsq_closed_connections", "Connections ended.", "cause", server.connections.closed)
-    for name, text, value in (
-        ("accepted_connections", "Connections accepted, refused ones included.", server.connections.total),
-        ("delivered_messages", "Messages sent to consumers.", counters.messages_out),
-        ("received_bytes", "Bytes received.", counters.bytes_in),
-        ("sent_bytes", "Bytes sent.", counters.bytes_out),
-        (
-            "joint_publishes",
-            "Reads whose publishes were appended with those of other clients.",
-            server.joint_publishes.joined,
-        ),
-        ("coalesced_reads", "Reads that waited until many FINs had come.", coalescing.reads),
-        ("delivery_holds", "Times that a busy channel gathered what it delivered next.", delivery.holds),
-        ("coalescing_misses", "Times that many FINs were waited for in vain.", coalescing.misses),
-        ("requeues_clamped", "REQ delays cut to nsq.max_req_timeout_ms.", server.intake.requeues_clamped),
-        (
-            "inflate_failures",
-            "Compressed bodies delivered as stored: they are damaged or too large.",
-            counters.inflate_failures,
-        ),
-        ("missed_heartbeats", "Connections closed because nothing came from them.", counters.heartbeats_missed),
-        ("read_pauses", "Times reading stopped because the store or the client was behind.", counters.read_pauses),
-        ("write_pauses", "Times delivery stopped because a client was slow.", counters.write_pauses),
-        ("busy_poll_seconds", "Time spent awake between clients' commands.", server.busy_poll.seconds),
-    ):
-        yield counter(f"headrace_nsq_{name}", text, value)
-    yield gauge(
-        "headrace_nsq_delivery_interval_seconds",
-        "For how long a busy channel gathers what it delivers next.",
-        delivery.interval.ms / 1000,
-    )
 
 
 def _holder_slices(
