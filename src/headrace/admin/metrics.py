@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from headrace.admin import remoting_metrics
 from headrace.admin.families import counter, gauge
 from headrace.admin.lookup_metrics import lookup_families
-from headrace.admin.nsq_metrics import nsq_families
+from headrace.admin.nsq_metrics import nsq_families, nsq_refusals
 from headrace.admin.process_metrics import ProcessMetrics
 from headrace.admin.registry_metrics import lookupd_families, registration_families, registry_families
+from headrace.admin.remoting_metrics import refusals_by_name, remoting_families
 from headrace.admin.slices import family_slices, sample_lines
 from headrace.admin.sources import MetricSources
 from headrace.admin.statsd_metrics import statsd_families
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.broker.channels.channel import Channel
     from headrace.broker.topic import Topic
+    from headrace.net.connections import OpenConnections
     from headrace.net.http import HttpListener
     from headrace.store.store import Store
 
@@ -130,12 +131,16 @@ class MetricsReport:
             yield from self._broker_families(broker, len(topics), len(channels))
             yield from _store_families(broker.store)
         yield from self._listener_families()
+        if sources.nsq is not None:
+            yield from nsq_families(sources.nsq)
+        if sources.lookupd is not None:
+            yield from lookupd_families(sources.lookupd)
         if sources.lookup_peers is not None:
             yield from lookup_families(sources.lookup_peers)
         if sources.statsd is not None:
             yield from statsd_families(sources.statsd.counters)
         if sources.remoting is not None:
-            yield from remoting_metrics.remoting_families(sources.remoting)
+            yield from remoting_families(sources.remoting)
             if sources.remoting.registrar is not None:
                 yield from registration_families(sources.remoting.registrar)
         if sources.registry is not None:
@@ -217,6 +222,20 @@ class MetricsReport:
         if lookupd is not None and lookupd.http is not None:
             yield lookupd.http.name, lookupd.http
 
+    def _tcp_listeners(self) -> Iterator[tuple[str, OpenConnections[Any], Mapping[str, int]]]:
+        """Yield name and connections of each listener that does not speak HTTP, and what it refused by cause."""
+        sources = self._sources
+        if sources.nsq is not None:
+            yield "nsq_tcp", sources.nsq.connections, nsq_refusals(sources.nsq)
+        if sources.lookupd is not None:
+            server = sources.lookupd.server
+            yield "nsqlookupd_tcp", server.connections, server.counters.refusals
+        if sources.remoting is not None and sources.remoting.server is not None:
+            yield "remoting", sources.remoting.server.connections, refusals_by_name(sources.remoting.server)
+        if sources.registry is not None:
+            always = ("REQUEST_CODE_NOT_SUPPORTED",)
+            yield "registry", sources.registry.connections, refusals_by_name(sources.registry, always)
+
     def _listener_families(self) -> Iterator[Metric]:
         connections = GaugeMetricFamily("headrace_net_open_connections", "Connections open now.", labels=("listener",))
         refusals = CounterMetricFamily(
@@ -232,28 +251,11 @@ class MetricsReport:
             plain_requests.add_metric((name,), listener.counters.plain_requests)
             for cause, count in sorted(listener.counters.refusals.items()):
                 refusals.add_metric((name, cause), count)
-        nsq = self._sources.nsq
-        if nsq is not None:
-            connections.add_metric(("nsq_tcp",), len(nsq.connections))
-            refusals.add_metric(("nsq_tcp", "too_many_connections"), nsq.connections.refused)
-            for cause, count in sorted(nsq.counters.refusals.items()):
-                if cause != "E_TOO_MANY_CONNECTIONS":  # the frames of those above
-                    refusals.add_metric(("nsq_tcp", cause), count)
-            yield from nsq_families(nsq)
-        lookupd = self._sources.lookupd
-        if lookupd is not None:
-            server = lookupd.server
-            connections.add_metric(("nsqlookupd_tcp",), len(server.connections))
-            refusals.add_metric(("nsqlookupd_tcp", "too_many_connections"), server.connections.refused)
-            for cause, count in sorted(server.counters.refusals.items()):
-                refusals.add_metric(("nsqlookupd_tcp", cause), count)
-            yield from lookupd_families(lookupd)
-        remoting, registry = self._sources.remoting, self._sources.registry
-        if remoting is not None and remoting.server is not None:
-            remoting_metrics.add_to_listeners("remoting", remoting.server, connections, refusals)
-        if registry is not None:
-            always = ("REQUEST_CODE_NOT_SUPPORTED",)
-            remoting_metrics.add_to_listeners("registry", registry, connections, refusals, always)
+        for name, clients, refused in self._tcp_listeners():
+            connections.add_metric((name,), len(clients))
+            refusals.add_metric((name, "too_many_connections"), clients.refused)
+            for cause, count in sorted(refused.items()):
+                refusals.add_metric((name, cause), count)
         yield connections
         yield refusals
         yield requests

@@ -52,3 +52,9 @@ def nsq_families(server: NsqServer) -> Iterator[Metric]:
         "For how long a busy channel gathers what it delivers next.",
         delivery.interval.ms / 1000,
     )
+
+
+def nsq_refusals(server: NsqServer) -> dict[str, int]:
+    """Return what the listener refused by cause, but for connections at the limit, which count as such."""
+    refusals = server.counters.refusals
+    return {cause: count for cause, count in refusals.items() if cause != "E_TOO_MANY_CONNECTIONS"}

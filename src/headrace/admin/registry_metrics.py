@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def registry_families(registry: RegistryServer) -> Iterator[Metric]:
-    """Yield what a registry in this process counts, but for connections and refusals; see ``add_to_listeners``."""
+    """Yield what a registry in this process counts, but for connections and refusals of its listener."""
     counters, routes = registry.counters, registry.routes
     yield gauge("headrace_registry_brokers", "Broker processes thought to be alive.", len(routes.live))
     yield gauge("headrace_registry_topics", "Topics with a route.", len(routes.topics))

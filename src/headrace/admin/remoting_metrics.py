@@ -254,17 +254,7 @@ def _producer_families(producers: ProducerServices) -> Iterator[Metric]:
         yield counter(f"headrace_broker_{name}", text, count)
 
 
-def add_to_listeners(
-    name: str,
-    server: RequestServer[Any],
-    connections: GaugeMetricFamily,
-    refusals: CounterMetricFamily,
-    always: Sequence[str] = (),
-) -> None:
-    """Add a listener of brokers or registries to the families of all listeners; ``always``: refusals that may be 0."""
-    connections.add_metric((name,), len(server.connections))
-    refusals.add_metric((name, "too_many_connections"), server.connections.refused)
-    refusals.add_metric((name, "bad_frame"), server.counters.bad_frames)
+def refusals_by_name(server: RequestServer[Any], always: Sequence[str] = ()) -> dict[str, int]:
+    """Return what a listener of brokers or registries refused by cause; ``always``: causes that are there with 0."""
     by_name = {response_name(code): count for code, count in server.counters.refusals.items()}
-    for cause, count in sorted({**dict.fromkeys(always, 0), **by_name}.items()):
-        refusals.add_metric((name, cause), count)
+    return {**dict.fromkeys(always, 0), **by_name, "bad_frame": server.counters.bad_frames}
