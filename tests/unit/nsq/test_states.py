@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.nsq.states import IGNORED, NEXT_STATE, Command, State
+from headrace.nsq.words import COMMAND_NAMES
 from tests.unit.nsq.fake_client import Bench, identify, mpub, pub
 
 COMMANDS = {
@@ -62,6 +63,12 @@ def test_rdy_after_cls_is_ignored_even_when_senseless():
     assert client.send(b"SUB t c\nRDY 5\nCLS\nRDY -1\nRDY 99999\n") == [(0, b"OK"), (0, b"CLOSE_WAIT")]
     assert not client.transport.eof_sent
     assert client.connection.subscription.ready_count == 0
+
+
+def test_a_command_has_one_number():
+    """The codec goes by the names' places, the masks by these."""
+    assert tuple(command.name for command in Command) == COMMAND_NAMES
+    assert [int(command) for command in Command] == list(range(len(COMMAND_NAMES)))
 
 
 def test_documentation_shows_the_table():
