@@ -98,6 +98,14 @@ def scrape_registry(folder: Path) -> str:
         return registry.ask("/metrics")[1]
 
 
+def test_every_listener_is_counted() -> None:
+    """That of old clients, the VIP channel, counts with the one it belongs to."""
+    with testing.broker() as broker:
+        samples = scrape_samples(broker.admin)
+        counted = {dict(labels).get("listener") for name, labels in samples if name == "headrace_net_open_connections"}
+        assert counted == broker.listeners.keys() - {"remoting_vip"}
+
+
 def find_counters() -> list[Any]:
     """Return every object of this process in which Headrace counts something."""
     return [
