@@ -114,6 +114,15 @@ def test_ports_of_the_readme_are_the_defaults() -> None:
     assert ports == {*named, "10909"}  # remoting.vip_listener: two below the broker's
 
 
+def test_ports_of_the_manual_are_the_defaults() -> None:
+    """Each with its setting."""
+    table = (ROOT / "docs/running.md").read_text().partition("## Ports")[2].partition("## ")[0]
+    rows = dict(re.findall(r"^\| (\d+) \| .* \| `([a-z_.]+)`", table, re.MULTILINE))
+    addresses = {setting.path: setting.default for setting in setting_fields() if setting.path.endswith("address")}
+    defaults = {str(default).rpartition(":")[2]: path for path, default in addresses.items() if ":" in str(default)}
+    assert rows == defaults
+
+
 def feature_rows(page: Path) -> Iterator[str]:
     """Yield the rows of the tables whose last column is "Test"."""
     columns: list[str] = []

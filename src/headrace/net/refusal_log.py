@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_HTTP: Final = "HTTP, which nsq.http_address, registry.nsq_http_address, admin.address and registry.admin_address take"
 # How other protocols than the port's own begin. As the length of a frame of RocketMQ's the texts are above 500 MB.
 _STARTS: Final = {
     b"  V1": "nsqlookupd's protocol, which registry.nsq_tcp_address takes",
     b"  V2": "NSQ's protocol, which nsq.tcp_address takes",
-    b"GET ": "HTTP, which nsq.http_address, registry.nsq_http_address, admin.address and registry.admin_address take",
-    b"HEAD": "HTTP, which nsq.http_address, registry.nsq_http_address, admin.address and registry.admin_address take",
-    b"POST": "HTTP, which nsq.http_address, registry.nsq_http_address, admin.address and registry.admin_address take",
-    b"PUT ": "HTTP, which nsq.http_address, registry.nsq_http_address, admin.address and registry.admin_address take",
+    b"GET ": _HTTP,
+    b"HEAD": _HTTP,
+    b"POST": _HTTP,
+    b"PUT ": _HTTP,
     b"PRI ": "HTTP/2, as RocketMQ 5's gRPC clients do, which no port takes",
     b"\x16\x03": "TLS, which no port takes",
     b"\x00": "RocketMQ's protocol, which remoting.address and registry.address take",
