@@ -4,6 +4,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,11 +31,24 @@ def imported_modules(path: Path) -> set[str]:
     return found
 
 
+def contract(id: str) -> dict[str, Any]:
+    """Return one of the rules that lint-imports is told."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    return next(dict(rule) for rule in tool["contracts"] if rule["id"] == id)
+
+
 def layer_order() -> list[set[str]]:
     """Return the packages of each layer, the highest first, as lint-imports is told."""
-    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    layers = next(contract["layers"] for contract in tool["contracts"] if contract["id"] == "layers")
-    return [{name.strip(" ()") for name in re.split("[|:]", line)} for line in layers]
+    return [{name.strip(" ()") for name in re.split("[|:]", line)} for line in contract("layers")["layers"]]
+
+
+def test_every_package_but_spark_is_told_not_to_import_pyspark() -> None:
+    """A new package is in no list by itself, and nothing else would say so."""
+    here = {
+        path.stem for path in (SOURCE / "headrace").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    listed = {name.removeprefix("headrace.") for name in contract("pyspark")["source_modules"]}
+    assert listed == here - {"__init__", "spark"}
 
 
 def level_of(package: str) -> int:
