@@ -21,6 +21,7 @@ from headrace.cli.findings import Finding
 from headrace.cli.program import run
 from headrace.clock import Clock, ManualClock
 from headrace.errors import ConfigError
+from headrace.net.ports import LISTENERS
 from headrace.remoting.advertised import Advertised
 from headrace.remoting.registration import BrokerIdentity, Registrar
 from headrace.remoting.registry.server import RegistryServer
@@ -39,8 +40,7 @@ def settings(tmp_path: Path, *flags: tuple[str, str]) -> Settings:
         ("--store.segment-bytes", "1MiB"),
         ("--broker.name", "broker-a"),
         ("--registry.enabled", "false"),
-        *((f"--{name}", f"127.0.0.1:{free_port()}") for name in ("nsq.tcp-address", "nsq.http-address")),
-        ("--admin.address", f"127.0.0.1:{free_port()}"),
+        *((f"--{setting.replace('_', '-')}", f"127.0.0.1:{free_port()}") for setting in LISTENERS.values()),
         ("--remoting.address", f"127.0.0.1:{free_port(below=VIP_DISTANCE)}"),
     ]
     return load_settings(environ={}, flags=[*base, *flags]).settings
@@ -90,7 +90,7 @@ def test_listeners_that_are_switched_off(tmp_path: Path) -> None:
     ("flags", "name", "text"),
     [
         (
-            [(f"--{name}.enabled", "false") for name in ("nsq", "admin", "remoting")],
+            [(f"--{setting.partition('.')[0]}.enabled", "false") for setting in LISTENERS.values()],
             "listeners",
             "every listener is off, nobody could connect",
         ),
@@ -137,8 +137,8 @@ def test_ports_that_all_answer_are_not_ours_where_nobody_has_the_store(tmp_path:
         sockets = [others.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         addresses = [f"127.0.0.1:{other.getsockname()[1]}" for other in sockets]
         flags = dict(zip(("--nsq.tcp-address", "--nsq.http-address"), addresses, strict=True))
-        off = dict.fromkeys(("--remoting.enabled", "--admin.enabled"), "false")
-        report = examine(tmp_path, *flags.items(), *off.items())
+        sections = {setting.partition(".")[0] for setting in LISTENERS.values()} - {"nsq"}
+        report = examine(tmp_path, *flags.items(), *((f"--{section}.enabled", "false") for section in sections))
     ((status, text),) = found(report, "store")
     assert status == "problem"
     assert "no process has" in text
@@ -340,9 +340,10 @@ def test_running_broker_is_reachable(tmp_path: Path) -> None:
 
 
 def listener_flags(listeners: dict[str, str]) -> Iterator[tuple[str, str]]:
-    flags = {"nsq_tcp": "nsq.tcp-address", "nsq_http": "nsq.http-address", "remoting": "remoting.address"}
-    for name, flag in {**flags, "admin": "admin.address"}.items():
-        yield flag, listeners[name]
+    """Those of every listener but the registry's, which is off here."""
+    for name, setting in LISTENERS.items():
+        if not setting.startswith("registry."):
+            yield setting.replace("_", "-"), listeners[name]
 
 
 def test_port_that_alone_answers_is_a_problem(tmp_path: Path) -> None:

@@ -252,8 +252,8 @@ def test_a_start_that_waits_for_a_registry_keeps_time_for_whom_it_serves(
 
 def test_listeners_without_an_address_are_left_out() -> None:
     """Empty = not at all, for each of them."""
-    off = dict.fromkeys(("admin__address", "nsq__tcp_address", "registry__address", "remoting__address"), "")
-    with broker(**off, registry__nsq_tcp_address="", registry__nsq_http_address="") as running:
+    off = {setting.replace(".", "__"): "" for name, setting in LISTENERS.items() if name != "nsq_http"}
+    with broker(**off) as running:
         assert list(running.listeners) == ["nsq_http"]
         with urlopen(f"http://{running.nsq_http}/stats?format=json", timeout=10) as answer:
             assert answer.status == 200
