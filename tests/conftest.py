@@ -1,6 +1,7 @@
 """What all tests share: Hypothesis profiles, room for open files, and an environment without settings."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +32,15 @@ def _no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("HEADRACE_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_bugs_that_are_only_logged(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test whose code logged an error that it did not expect and went on; one that provokes it is marked so."""
+    yield
+    logged = [record.getMessage() for phase in ("setup", "call") for record in caplog.get_records(phase)]
+    bugs = [message for message in logged if "by a bug" in message]
+    assert not bugs or request.node.get_closest_marker("provokes_bugs"), bugs
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

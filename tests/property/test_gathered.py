@@ -333,6 +333,7 @@ def test_a_late_commit_that_comes_twice_delivers_once(tmp_path: Path) -> None:
     rig.close()
 
 
+@pytest.mark.provokes_bugs
 @pytest.mark.parametrize("count", [3, MAX_WORKS, MAX_WORKS + 6])
 def test_an_append_that_fails_by_a_bug_leaves_all_of_it_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
@@ -357,6 +358,7 @@ def test_an_append_that_fails_by_a_bug_leaves_all_of_it_open(
     side.rig.close()
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_in_one_does_not_touch_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     side = filled(tmp_path, [10] * 3)
     note = side.rig.services.messages.letters.note

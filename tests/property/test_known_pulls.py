@@ -389,6 +389,7 @@ def test_pull_whose_language_is_too_long_is_refused_though_the_rest_is_known() -
         assert script.pull_as("L" * 64)["code"] == 0
 
 
+@pytest.mark.provokes_bugs
 def test_bug_is_told_and_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of every request: the client is told, and the next one is served."""
 

@@ -202,6 +202,7 @@ def test_an_admin_port_for_others_is_warned_of(tmp_path: Path, caplog: pytest.Lo
     assert "whoever reaches the port can use it protocol=admin" in line
 
 
+@pytest.mark.provokes_bugs
 def test_descriptors_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C-LIFE-12: connections are closed unanswered where there are none; nobody looked in a registry by itself."""
     monkeypatch.setattr("headrace.lone_registry.FILES_LOOK_SECONDS", 0.01)

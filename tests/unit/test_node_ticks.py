@@ -51,6 +51,7 @@ def _node(tmp_path: Path, failing: str, made: list[str]) -> tuple[Node, StepLoop
     return node, node._loop
 
 
+@pytest.mark.provokes_bugs
 @pytest.mark.parametrize("failing", ["broker", "store"])
 def test_a_tick_that_raises_stops_neither_the_other_nor_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, failing: str

@@ -205,6 +205,7 @@ def test_a_disk_that_stays_full_is_named_once(tmp_path: Path, caplog: pytest.Log
         assert writer.is_clean
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_in_the_content_is_told_and_the_writer_lives(tmp_path: Path) -> None:
     jobs = Jobs()
     writer = jobs.writer(tmp_path, "x.json")
@@ -215,6 +216,7 @@ def test_a_bug_in_the_content_is_told_and_the_writer_lives(tmp_path: Path) -> No
     assert writer.file.load() == {"number": 1}
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_of_one_who_is_told_keeps_no_other_from_being_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

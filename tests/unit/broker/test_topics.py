@@ -337,6 +337,7 @@ def test_what_is_made_and_deleted_is_told(rig: BrokerRig) -> None:
     assert take_told() == [("e#ephemeral", "c#ephemeral", False), ("e#ephemeral", "", False)]
 
 
+@pytest.mark.provokes_bugs
 def test_a_listener_to_what_is_made_that_fails_stops_nobody(rig: BrokerRig) -> None:
     """The topic is there, and the other listeners hear of it."""
     told: list[str] = []
@@ -543,6 +544,7 @@ def test_listeners_hear_of_what_readers_may_see(tmp_path: Path) -> None:
     rig.close()
 
 
+@pytest.mark.provokes_bugs
 def test_a_listener_that_fails_stops_nobody(rig: BrokerRig, caplog: pytest.LogCaptureFixture) -> None:
     """What was published stays published, and its publisher is told so."""
     heard: list[QueueBase] = []
@@ -627,6 +629,7 @@ def test_an_operator_is_served_while_the_store_is_full(rig: BrokerRig) -> None:
     assert "orders" not in rig.broker.topics
 
 
+@pytest.mark.provokes_bugs
 def test_tickers_run_with_the_broker(rig: BrokerRig, caplog: pytest.LogCaptureFixture) -> None:
     """Each gets its tick and its close, whatever another one does; the store still takes writes at the end."""
     tickers = [Notes(rig.broker, fails=True), Notes(rig.broker)]
@@ -643,6 +646,7 @@ def test_tickers_run_with_the_broker(rig: BrokerRig, caplog: pytest.LogCaptureFi
     assert rig.store.queue("last", 0).next_offset == 2
 
 
+@pytest.mark.provokes_bugs
 def test_who_stopped_at_a_cold_record_is_told_when_it_was_read_in(
     rig: BrokerRig, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,6 +23,7 @@ class AnsweringTurn(JointTurn[Any]):
         """There is no batch."""
 
 
+@pytest.mark.provokes_bugs
 def test_what_is_added_while_others_are_answered_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     """Its bytes would be cleared with theirs, and it would be answered as if they were stored."""
     loop, turn = FakeLoop(), AnsweringTurn()

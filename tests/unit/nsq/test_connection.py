@@ -691,6 +691,7 @@ def test_replies_behind_one_that_waits_for_the_disk_are_bounded(waits: bytes, on
     assert client.send(pub("u#ephemeral", b"z")) == [OK]
 
 
+@pytest.mark.provokes_bugs
 def test_bug_in_the_broker_closes_that_connection_only():
     """Our bug is logged, the request fails, the process lives."""
     bench = Bench()

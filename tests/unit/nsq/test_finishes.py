@@ -304,6 +304,7 @@ def test_who_has_ended_holds_no_channel(tmp_path: Path) -> None:
         assert channel() is None
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_ends_the_connection_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     (consumer, (held,)), (other, (kept,)) = consumer_of(bench), consumer_of(bench, port=2)
 

@@ -260,6 +260,7 @@ def test_all_of_them_wait_for_a_store_that_is_behind() -> None:
     assert [client.transport.reading for client in clients] == [True, True, True]
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_ends_the_clients_that_were_not_answered(caplog: pytest.LogCaptureFixture) -> None:
     """As where a bug meets one connection's read: they cannot know what became of their publishes."""
     bench = Bench()
@@ -282,6 +283,7 @@ def test_a_bug_ends_the_clients_that_were_not_answered(caplog: pytest.LogCapture
     assert stored(bench, "orders") == [b"2", b"2"]
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_in_one_answer_ends_that_client_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

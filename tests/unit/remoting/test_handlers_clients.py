@@ -124,6 +124,7 @@ def test_every_member_is_told_of_a_change(rig: RemotingRig) -> None:
     assert len(one.notices) == 2
 
 
+@pytest.mark.provokes_bugs
 def test_member_that_cannot_be_told_keeps_no_other_from_being_told(
     rig: RemotingRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +214,7 @@ def test_large_heartbeats_of_many_clients_are_done_in_turns(rig: RemotingRig, mo
     assert first.server.counters.read_pauses == 0
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_in_a_large_request_costs_its_connection_alone(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those in line behind it are done."""
     first, loop = rig.link(), FakeLoop()

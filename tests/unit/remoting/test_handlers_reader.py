@@ -682,6 +682,7 @@ def test_waits_are_bounded_and_go_with_their_connection(rig: RemotingRig, monkey
     assert len(rig.services.readers.waits) == 0
 
 
+@pytest.mark.provokes_bugs
 def test_wait_that_fails_does_not_take_the_others_with_it() -> None:
     woken: list[int] = []
     waits = StateWaits(ReaderCounters())

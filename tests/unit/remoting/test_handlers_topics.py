@@ -293,6 +293,7 @@ def test_where_a_topics_queues_end_is_told_while_messages_cannot_be_read(
     assert peer.ask(32, {"topic": "T1", "queueId": 0}).code == 14
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_in_a_long_answer_is_counted(rig: RemotingRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/metrics.md: headrace_remoting_internal_errors_total has every request that failed by a bug of ours."""
 

@@ -107,8 +107,10 @@ def test_producer_is_asked_about_an_open_transaction(rig: RemotingRig) -> None:
     peer = rig.peer()
     peer.heartbeat("c1", producer="P1")
     peer.ask(310, send_fields("T1", f=4, properties=HALF), b"open")
-    rig.pass_time(10_000)
-    code, ext, body = peer.notices[0]
+    rig.pass_time(5_000)
+    assert peer.notices == []
+    rig.pass_time(2_000)
+    ((code, ext, body),) = peer.notices
     assert code == 39
     assert body is not None
     decoded = record.decode(body)
@@ -118,6 +120,20 @@ def test_producer_is_asked_about_an_open_transaction(rig: RemotingRig) -> None:
     fields = {name: ext[name] for name in ("tranStateTableOffset", "commitLogOffset")}
     assert peer.ask(37, fields | {"producerGroup": "P1", "commitOrRollback": 8, "msgId": "U1"}).code == 0
     assert [message.body for message in rig.messages("T1")] == [b"open"]
+
+
+def test_half_messages_that_came_in_one_read_are_asked_about_in_their_time(rig: RemotingRig) -> None:
+    """remoting.md 3.9: 6 s later, as one that came alone."""
+    peer = rig.peer()
+    peer.heartbeat("c1", producer="P1")
+    peer.ask(310, send_fields("T1", properties=HALF | {"TRAN_MSG": "false"}), b"makes the topic")
+    fields = {name: str(value) for name, value in send_fields("T1", f=4, properties=HALF).items()}
+    halves = (encode_request(0, 310, number, False, fields, b"open") for number in (1, 2))
+    assert {answer.code for answer in rig.link().ask(*halves).values()} == {0}
+    rig.pass_time(5_000)
+    assert peer.notices == []
+    rig.pass_time(2_000)
+    assert [code for code, _, _ in peer.notices] == [39, 39]
 
 
 def test_question_that_may_be_put_to_nobody_does_not_count(tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def test_who_is_alone_is_not_joined_for_a_while(rig: RemotingRig) -> None:
     assert clients[0].server.joint_sends.joined == 0
 
 
+@pytest.mark.provokes_bugs
 @pytest.mark.parametrize("error", [MemoryError(), ValueError("a bug")])
 def test_a_bug_in_one_answer_keeps_no_other_from_its_own(
     rig: RemotingRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
@@ -302,6 +303,7 @@ def test_statistics_count_every_request(rig: RemotingRig) -> None:
     assert hosts == {"10.0.0.5": 3, "10.0.0.6": 2, "10.0.0.7": 2}
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_ends_the_clients_that_were_not_answered(rig: RemotingRig, caplog: pytest.LogCaptureFixture) -> None:
     """As where a bug meets one connection's read: they cannot know what became of their sends."""
     clients = clients_of(rig, 3, "Orders")

@@ -191,6 +191,7 @@ def test_frame_may_come_in_pieces() -> None:
     assert (response.code, response.opaque) == (17, 1)
 
 
+@pytest.mark.provokes_bugs
 def test_bug_in_a_handler_is_logged_and_answered_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_bug_in_one_held_answer_keeps_no_other_from_its_own(
     assert [client.connection.cause for client in clients] == ["", "no memory", ""]
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_that_is_no_want_of_memory_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one in a request that is answered at once."""
     bench = started(tmp_path, "broker-a")

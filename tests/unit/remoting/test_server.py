@@ -168,6 +168,7 @@ def test_answer_that_cannot_be_sent_when_it_is_time_closes_its_connection(
     assert link.transport.closed
 
 
+@pytest.mark.provokes_bugs
 def test_held_pull_that_cannot_be_answered_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """For want of memory, say: its client is let go, and whoever waits is woken, then and later."""
     with testing.broker(registry__enabled=False) as broker, contextlib.ExitStack() as clients:
@@ -1129,6 +1130,7 @@ def test_refused_offset_of_a_pull_does_not_answer_it(client: RemotingSocket) -> 
     assert client.call(999)[0]["code"] == 3
 
 
+@pytest.mark.provokes_bugs
 def test_bug_of_ours_is_answered_without_a_traceback(
     client: RemotingSocket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

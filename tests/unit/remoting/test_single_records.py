@@ -153,6 +153,7 @@ def test_what_is_in_memory_is_what_the_kernel_says(rig: RemotingRig, monkeypatch
     assert log_ranges.find_cold(log, offset) is None
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_behind_the_disk_is_counted(rig: RemotingRig, later: Later, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/metrics.md: headrace_remoting_internal_errors_total has every request that failed by a bug of ours."""
     at = publish(rig, b"x")

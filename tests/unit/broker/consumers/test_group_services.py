@@ -209,6 +209,7 @@ def test_forgetting_a_group(rig: ServicesRig) -> None:
     assert rig.services.offsets.committed("G", "T", 0) is None
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_in_one_part_leaves_the_others(rig: ServicesRig, caplog: pytest.LogCaptureFixture) -> None:
     rig.services.clients.register(object(), ClientInfo("a", "GO", 1, "x:1"), [], [ConsumerData("G")], 0)
     rig.services.clients.on_changed = lambda groups: groups.remove("none")

@@ -207,6 +207,7 @@ def test_waking_one_may_drop_another(rig: Rig) -> None:
     assert rig.woken == []
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_in_one_pull_leaves_the_others(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     queue = rig.queue()
     rig.holds.hold(queue, 0, 15_000, lambda: [].pop())

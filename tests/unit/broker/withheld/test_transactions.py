@@ -110,6 +110,7 @@ def test_rollback_delivers_nothing(rig: MessagingRig) -> None:
     assert rig.bodies("T", 2) == []
     assert rig.bodies(OP_TOPIC) == [b"0"]
     assert rig.checks == []
+    assert (rig.transactions.counters.rolled_back, rig.transactions.counters.committed) == (1, 0)
 
 
 def test_unknown_leaves_it_open(rig: MessagingRig) -> None:
@@ -622,6 +623,8 @@ def test_a_late_commit_delivers_what_was_given_up_once(hasty: MessagingRig, whic
     assert len(copies) == 4
     if way:
         getattr(hasty, way)()
+    assert hasty.transactions.open_count == 0
+    assert hasty.bodies(CHECK_MAX_TOPIC) == [b"body"]
     assert end(hasty, copies[which])
     hasty.store.flush()
     (message,) = hasty.read("T", 2)

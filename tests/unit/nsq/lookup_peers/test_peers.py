@@ -428,6 +428,7 @@ def test_the_end_says_nothing_and_leaves_nothing() -> None:
     run(test)
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_ends_nothing_for_good(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged with its traceback, and tried again."""
 

@@ -555,6 +555,7 @@ def test_a_push_that_takes_longer_than_the_interval() -> None:
     run(test)
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_ends_one_push(caplog: pytest.LogCaptureFixture) -> None:
     """It is counted and logged, and the next push is made."""
 
