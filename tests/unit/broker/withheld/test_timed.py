@@ -179,12 +179,13 @@ def test_a_message_is_not_finished_before_its_copy_is_durable(rig: MessagingRig)
 
 
 def test_a_full_disk_delays_and_loses_nothing(rig: MessagingRig) -> None:
-    """Bad input: refused and counted; the channel keeps the message."""
+    """Bad input: refused and counted; the channel keeps the message, which is tried again each second."""
     hold(rig, b"x", 500)
     rig.store.flush()
     rig.fill_disk()
     rig.pass_time(3_000)
-    assert rig.timed.counters.errors >= 2
+    assert rig.timed.counters.errors == 3
+    assert rig.timed.waiting == 1
     rig.free_disk()
     rig.pass_time(1_100)
     assert rig.bodies("T", 1) == [b"x"]
@@ -227,10 +228,26 @@ def test_a_message_damaged_while_it_waits_is_left_out_and_named(
     assert rig.timed.waiting == 0
 
 
-def test_a_deleted_channel_is_made_again_by_the_next_message(rig: MessagingRig) -> None:
-    """An administrator may delete it, and with it what waits; the broker goes on."""
+def test_what_is_due_waits_too(rig: MessagingRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While publishers have to wait nothing is delivered, and all of it counts."""
+    for due_ms in (500, 600, 90_000):
+        hold(rig, b"x", due_ms)
+    rig.store.flush()
+    monkeypatch.setattr(type(rig.broker), "overloaded", True)
+    rig.pass_time(1_000)
+    assert (rig.timed.waiting, rig.bodies("T", 1)) == (3, [])
+    monkeypatch.undo()
+    rig.pass_time(100)
+    assert (rig.timed.waiting, rig.bodies("T", 1)) == (1, [b"x"] * 2)
+
+
+def test_a_deleted_channel_is_made_again_by_the_next_message(
+    rig: MessagingRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An administrator may delete it, and with it what waits, which is named; the broker goes on."""
     hold(rig, b"dropped", 500)
     rig.broker.delete_channel(TIMER_TOPIC, "headrace")
+    assert "messages with a delivery time were dropped reason=channel deleted" in caplog.text
     rig.pass_time(600)
     assert rig.timed.waiting == 0
     hold(rig, b"x", 500)
