@@ -948,6 +948,23 @@ def test_connections_idle_after_what_was_taken_over_are_closed() -> None:
     assert serve(scenario, shortcut, request_seconds=0.05, idle_seconds=0.2).counters.refusals == {}
 
 
+def test_who_is_owed_an_answer_is_not_idle() -> None:
+    """The disk may take longer than a client may be idle."""
+    shortcut = FakeShortcut()
+
+    async def scenario(listener: HttpListener, _app: Echo) -> None:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        for request in (b"S1!", b"S2!"):
+            writer.write(request)
+            await until(lambda: bool(shortcut.taken))
+            await asyncio.sleep(0.5)
+            shortcut.answer()
+            assert await reader.readexactly(5) == b"<%s>" % request
+        writer.close()
+
+    assert serve(scenario, shortcut, request_seconds=0.3, idle_seconds=0.3).counters.refusals == {}
+
+
 def test_a_slow_head_behind_what_was_taken_over_is_cut() -> None:
     """The time it has is that of a request, not what is left of the time to be idle."""
     shortcut = FakeShortcut()
