@@ -145,7 +145,7 @@ class HttpApi:
         except MemoryError:
             return self.refuse(request.path, NoMemoryError())
         except Exception:
-            logger.exception("HTTP request failed method=%s path=%s", request.method, request.path)
+            logger.exception("HTTP request failed by a bug method=%s path=%s", request.method, request.path)
             return self._refuse(500, "INTERNAL_ERROR")
 
     def refuse(self, path: str, error: HeadraceError) -> Reply:

@@ -187,7 +187,7 @@ class IndexFolder:
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             goes_on = False
         except Exception:
-            logger.exception("key index not built any further")
+            logger.exception("building the key index failed by a bug")
             self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             goes_on = False
         self._is_working = False

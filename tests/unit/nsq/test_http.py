@@ -772,9 +772,10 @@ def test_unknown_option(nsq: Harness) -> None:
     assert nsq.ask("GET", "/config/nope").code == "INVALID_OPTION"
 
 
+@pytest.mark.provokes_bugs
 def test_a_bug_is_answered_and_logged(nsq: Harness, caplog: pytest.LogCaptureFixture) -> None:
     """nsq.md 3.1: panic is 500 INTERNAL_ERROR; the process lives."""
     nsq.broker.topics = None  # type: ignore[assignment]
     answer = nsq.ask("GET", "/stats")
     assert (answer.status, answer.code) == (500, "INTERNAL_ERROR")
-    assert "HTTP request failed" in caplog.text
+    assert "HTTP request failed by a bug" in caplog.text
