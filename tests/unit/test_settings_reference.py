@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace import settings
 from headrace.settings import load_settings
 from headrace.settings.reference import loaded_toml, read_docs, reference_markdown, sample_toml
 from headrace.settings.tree import TopicSettings, sections, setting_fields
@@ -28,6 +29,11 @@ def test_every_setting_is_documented() -> None:
         assert set(docs) == {"", *(declared.name for declared in fields(cls))}
         for name, text in docs.items():
             assert text.endswith((".", ")")), (cls, name)
+
+
+def test_every_section_is_named_by_the_package() -> None:
+    """Other packages take them from there."""
+    assert {cls.__name__ for cls in sections().values()} <= set(settings.__all__)
 
 
 def test_sample_with_every_line_enabled_gives_the_defaults(tmp_path: Path) -> None:
